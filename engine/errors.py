@@ -1,0 +1,40 @@
+"""What can go wrong between a request and its tokens.
+
+EngineError
+├── ModelUnavailable      no worker serves this model (our fault: 503)
+├── ModelNotFound         no such hosted model (404)
+├── PromptTooLong         prompt does not fit the context (400)
+├── TemplateRejected      the model's chat template refused these messages (400)
+├── RequestLost           the worker died or the stream has a gap (our fault)
+└── ModelRefused          a checkpoint that cannot be hosted; the message says why
+"""
+
+from common.errors import PlatformError
+
+
+class EngineError(PlatformError):
+    code = "engine_error"
+
+
+class ModelUnavailable(EngineError):
+    code = "model_unavailable"
+
+
+class ModelNotFound(EngineError):
+    code = "model_not_found"
+
+
+class PromptTooLong(EngineError):
+    code = "context_length_exceeded"
+
+
+class TemplateRejected(EngineError):
+    code = "template_rejected"
+
+
+class RequestLost(EngineError):
+    code = "request_lost"
+
+
+class ModelRefused(EngineError):
+    code = "model_refused"

@@ -1,0 +1,173 @@
+"""The only types that cross a process boundary, named by what they say.
+
+API node → worker: `GenerateRequest`, `Cancel`. Operator → worker: `Drain`, `CheckIntegrity`.
+Worker → API node: `StepFrames`. Worker → everybody: `Heartbeat`.
+
+Encoded with msgspec's msgpack. Times that cross machines are UTC (`_ms` since the epoch); durations
+are microseconds measured by one process.
+"""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+"""`stop`: an end-of-sequence or stop id. `length`: the authorized tokens are used up."""
+
+WorkerState = Literal["loading", "warming", "ready", "draining"]
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How to choose the next token. `temperature == 0` is greedy; `top_k == 0` means off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    seed: int = 0
+    """Always set by the API node (drawn at random when the caller gave none)."""
+    stop_token_ids: tuple[int, ...] = ()
+    """The model's own end-of-sequence ids included, unless the caller asked to ignore them."""
+    min_tokens: int = 0
+    num_logprobs: int | None = None
+    """None: no logprobs. 0: the chosen token's only. k: the k most likely as well."""
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
+    """One prompt to continue, validated completely by the API node."""
+
+    request_id: str
+    model: str
+    node: str
+    """The API node that wants the frames."""
+    tenant: str
+    prompt_token_ids: list[int]
+    sampling: Sampling
+    authorized_tokens: int
+    """The fence: output tokens per choice that are paid for; never passed."""
+    arrival_ms: int
+    key: float
+    """Static priority inside the tenant: predicted prefill seconds + alpha · arrival. Least first."""
+    num_choices: int = 1
+    attempt: int = 1
+    epoch: int = 1
+    weight: float = 1.0
+    """The tenant's share under contention."""
+    emitted_token_ids: tuple[int, ...] = ()
+    """Tokens already sent to the caller, when this is a resubmission after a worker's death."""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+    attempt: int = 1
+    epoch: int = 1
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Finish what runs, take nothing more, then exit."""
+
+
+class CheckIntegrity(msgspec.Struct, frozen=True, tag=True):
+    """Answer with an `IntegrityReport` in the next heartbeat."""
+
+    token: str
+
+
+ControlMessage = Cancel | Drain | CheckIntegrity
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """Log-probability of the chosen token and of the most likely ones, most likely first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """Durations of one request on the worker, in microseconds."""
+
+    queued_us: int = 0
+    """From arrival at the API node until a worker took it and its prefill started."""
+    prefill_us: int = 0
+    """From the start of prefill to the first token."""
+    decode_us: int = 0
+    """From the first token to the last."""
+
+
+class TokenFrame(msgspec.Struct, frozen=True, omit_defaults=True):
+    """New tokens of one choice of one request, as produced by one engine step."""
+
+    request_id: str
+    attempt: int
+    first_index: int
+    """Position of `token_ids[0]` in the choice's output; a gap means that a frame was lost."""
+    token_ids: tuple[int, ...]
+    choice: int = 0
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The id that ended the choice; counted as output, never part of the text."""
+    error: str | None = None
+    """Why the worker gave up (finish_reason `error`): a platform fault, never the caller's."""
+    num_cached_tokens: int = 0
+    """Prompt tokens served from the prefix cache; on the first frame of a request."""
+    timing: Timing | None = None
+    """On the last frame."""
+
+
+class StepFrames(msgspec.Struct, frozen=True, tag=True):
+    """Everything one engine step produced for one API node: one message."""
+
+    worker: str
+    step: int
+    frames: list[TokenFrame]
+
+
+class CostModel(msgspec.Struct, frozen=True):
+    """Predicted seconds of a step, calibrated by the worker at start-up.
+
+    seconds(step) = base + per_token · tokens + per_context · Σ(context read)
+    """
+
+    base_s: float
+    per_token_s: float
+    per_context_s: float
+
+    def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float:
+        """Seconds to prefill `num_tokens` new tokens after `num_cached` cached ones."""
+        context = num_tokens * num_cached + num_tokens * num_tokens / 2
+        return self.base_s + self.per_token_s * num_tokens + self.per_context_s * context
+
+
+class IntegrityReport(msgspec.Struct, frozen=True):
+    token: str
+    problems: list[str]
+    """Empty when every KV block is owned exactly as often as it is referenced."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """What a worker says of itself, at least twice a second."""
+
+    worker: str
+    model: str
+    revision: str
+    state: WorkerState
+    sent_ms: int
+    pid: int
+    dtype: str
+    context_length: int
+    num_running: int = 0
+    num_waiting: int = 0
+    """Taken from the queue and not yet prefilled."""
+    free_kv_tokens: int = 0
+    total_kv_tokens: int = 0
+    num_steps: int = 0
+    output_tokens_total: int = 0
+    prefill_tokens_total: int = 0
+    cost_model: CostModel | None = None
+    load_report: str = ""
+    integrity: IntegrityReport | None = None
