@@ -51,7 +51,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     """The fence: output tokens per choice that are paid for; never passed."""
     arrival_ms: int
     key: float
-    """Static priority inside the tenant: predicted prefill seconds + alpha · arrival. Least first."""
+    """Static priority inside the tenant, least first: predicted prefill seconds + alpha · arrival."""
     num_choices: int = 1
     attempt: int = 1
     epoch: int = 1
@@ -62,6 +62,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Stop generating; the caller is gone or has heard enough."""
+
     request_id: str
     attempt: int = 1
     epoch: int = 1
@@ -144,6 +146,8 @@ class CostModel(msgspec.Struct, frozen=True):
 
 
 class IntegrityReport(msgspec.Struct, frozen=True):
+    """What a worker found when it counted its KV blocks."""
+
     token: str
     problems: list[str]
     """Empty when every KV block is owned exactly as often as it is referenced."""
