@@ -1,0 +1,1 @@
+"""Tokens in, tokens out: the engine knows no user and no money."""

@@ -51,7 +51,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     """The fence: output tokens per choice that are paid for; never passed."""
     arrival_ms: int
     key: float
-    """Static priority inside the tenant, least first: predicted prefill seconds + alpha · arrival."""
+    """Static priority inside the tenant: prefill seconds + alpha · arrival. The least goes first."""
     num_choices: int = 1
     attempt: int = 1
     epoch: int = 1
