@@ -1,1 +1,126 @@
-"""Fixtures that every folder uses: a real Redis, a real PostgreSQL, a migrated database on each."""
+"""Fixtures that every folder uses: real Redis, real databases, the real default model, a browser.
+
+Servers live as long as the test session (one set per xdist worker). A test that needs them empty
+asks for `clean_redis`; every test that asks for `database_url` gets a freshly migrated database of
+its own, once on SQLite and once on PostgreSQL.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import sqlalchemy
+
+from common.db import Sessions, create_engine, create_sessions
+from tests.services import redis_binaries, running_chromium, running_postgresql, running_redis
+
+CACHE = Path(tempfile.gettempdir()) / f"ncompass-test-cache-{os.getuid()}"
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A real Redis server, the one that the product would choose here."""
+    with running_redis(next(iter(redis_binaries().values()))) as url:
+        yield url
+
+
+@pytest.fixture
+def clean_redis(redis_url: str) -> str:
+    """The session's Redis, emptied."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+    return redis_url
+
+
+@pytest.fixture(scope="session")
+def postgresql_url() -> Iterator[str]:
+    """A real PostgreSQL server whose database `template_ncompass` is migrated."""
+    from migrations.upgrade import upgrade
+
+    with running_postgresql() as url:
+        _execute(url, "CREATE DATABASE template_ncompass")
+        upgrade(_with_database(url, "template_ncompass"))
+        yield url
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file to copy."""
+    from migrations.upgrade import upgrade
+
+    path = tmp_path_factory.mktemp("sqlite") / "template.sqlite3"
+    upgrade(f"sqlite+aiosqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def sqlite_url(migrated_sqlite: Path, tmp_path: Path) -> str:
+    """A migrated SQLite database of this test's own."""
+    path = tmp_path / "ncompass.sqlite3"
+    shutil.copyfile(migrated_sqlite, path)
+    return f"sqlite+aiosqlite:///{path}"
+
+
+@pytest.fixture
+def postgresql_database_url(postgresql_url: str) -> Iterator[str]:
+    """A migrated PostgreSQL database of this test's own."""
+    name = f"test_{os.urandom(6).hex()}"
+    _execute(postgresql_url, f"CREATE DATABASE {name} TEMPLATE template_ncompass")
+    yield _with_database(postgresql_url, name)
+    _execute(postgresql_url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A migrated database of this test's own, once on each engine that the product supports."""
+    names = {"sqlite": "sqlite_url", "postgresql": "postgresql_database_url"}
+    url: str = request.getfixturevalue(names[request.param])
+    return url
+
+
+@pytest.fixture
+async def sessions(database_url: str) -> AsyncIterator[Sessions]:
+    """Sessions on `database_url`."""
+    engine = create_engine(database_url)
+    yield create_sessions(engine)
+    await engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def default_model_directory() -> Path:
+    """The default model (SmolLM2-135M-Instruct), converted once per machine and user."""
+    from infra.local.default_model import convert_default_model
+
+    CACHE.mkdir(mode=0o700, exist_ok=True)
+    with (CACHE / "default-model.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return convert_default_model(CACHE / "models")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A real Chromium. Missing: a named skip by hand, a failure in CI."""
+    try:
+        with running_chromium() as chromium:
+            yield chromium
+    except FileNotFoundError as missing:
+        if os.environ.get("CI"):
+            pytest.fail(f"browser tests must run in CI: {missing}")
+        pytest.skip(f"browser tests need Debian's chromium: {missing}")
+
+
+def _with_database(url: str, database: str) -> str:
+    return sqlalchemy.make_url(url).set(database=database).render_as_string(hide_password=False)
+
+
+def _execute(url: str, statement: str) -> None:
+    engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(statement)
+    engine.dispose()
