@@ -1,0 +1,1 @@
+"""Benchmarks: each prints a table for people and writes `var/bench/<name>.json`."""

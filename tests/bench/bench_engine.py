@@ -1,0 +1,109 @@
+"""`make bench-engine`: TTFT and tokens/s over HTTP beside the limits of the same machine.
+
+Serves the default model with the whole platform (API, broker, ledger, one worker) and sends bursts
+of 1, 8, 32 and 64 requests, 256 tokens in and 64 out. The limit of each row is the roofline of this
+machine measured in the same run: prompts one after the other at the matrix rate, then decode steps
+of the whole burst at the slower of matrix rate and memory bandwidth.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from tests.bench.limits import MachineLimits, ModelCost, measure_limits
+from tests.bench.load import burst
+from tests.bench.platform import WorkerFacts, run_platform
+from tests.bench.report import percentile, print_table, write_report
+
+INPUT_TOKENS, OUTPUT_TOKENS = 256, 64
+CONCURRENCIES = (1, 8, 32, 64)
+
+
+def request_body(model: str, generator: random.Random) -> dict[str, Any]:
+    """A prompt of exactly `INPUT_TOKENS` random ids: nothing to share with another request."""
+    return {
+        "model": model,
+        "prompt": [generator.randrange(1000, 40_000) for _ in range(INPUT_TOKENS)],
+        "max_tokens": OUTPUT_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+
+
+async def measure(
+    ready: dict[str, Any], concurrency: int, cost: ModelCost, limits: MachineLimits
+) -> dict[str, Any]:
+    """One row: the figures of a burst and the share of the limit that they reach."""
+    generator = random.Random(concurrency)
+    bodies = [request_body(ready["model"], generator) for _ in range(concurrency)]
+    completions, seconds = await burst(ready["base_url"], ready["api_key"], bodies)
+    tokens = sum(completion.num_tokens for completion in completions)
+    prefill_s = cost.prefill_s(INPUT_TOKENS, limits)
+    decode_s = cost.decode_s(concurrency, INPUT_TOKENS + OUTPUT_TOKENS // 2, limits)
+    limit_s = concurrency * prefill_s + (OUTPUT_TOKENS - 1) * decode_s
+    ttfts = [completion.ttft_s for completion in completions]
+    return {
+        "requests": concurrency,
+        "TTFT p50 ms": percentile(ttfts, 0.5) * 1e3,
+        "TTFT p99 ms": percentile(ttfts, 0.99) * 1e3,
+        "limit p50 ms": (concurrency + 1) / 2 * prefill_s * 1e3,
+        "TPOT p50 ms": percentile([c.tpot_s for c in completions], 0.5) * 1e3,
+        "limit TPOT ms": decode_s * 1e3,
+        "tokens/s": tokens / seconds,
+        "limit tokens/s": tokens / limit_s,
+        "of limit": limit_s / seconds,
+        "requests/s": concurrency / seconds,
+    }
+
+
+def figures_of(rows: list[dict[str, Any]], facts: WorkerFacts) -> dict[str, float]:
+    """The names of DESIGN §8."""
+    figures = {"worker_rss_over_model_mb": facts.resident_mb - facts.model_mb - facts.kv_mb}
+    for row in rows:
+        concurrency = row["requests"]
+        figures[f"ttft_ms_p50_c{concurrency}"] = row["TTFT p50 ms"]
+        figures[f"tokens_per_s_c{concurrency}"] = row["tokens/s"]
+    figures["tpot_ms_p50_c1"] = rows[0]["TPOT p50 ms"]
+    figures[f"burst64_rps_{facts.dtype}"] = rows[-1]["requests/s"]
+    figures[f"burst64_fraction_{facts.dtype}"] = rows[-1]["of limit"]
+    return figures
+
+
+def main() -> None:
+    """Run every concurrency `--rounds` times and keep the median round by tokens/s."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=Path("var/bench/engine.json"))
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with run_platform() as platform:
+        facts = platform.worker_facts()
+        limits = measure_limits(facts.dtype, facts.num_threads)
+        cost = ModelCost.from_directory(platform.model_directory, 2 if facts.dtype == "bf16" else 4)
+        for concurrency in CONCURRENCIES:
+            rounds = [
+                asyncio.run(measure(platform.ready, concurrency, cost, limits))
+                for _ in range(arguments.rounds + 1)
+            ][1:]  # the first round warms caches and allocators
+            rows.append(sorted(rounds, key=lambda row: row["tokens/s"])[len(rounds) // 2])
+        facts = platform.worker_facts()
+        profile = platform.profile()
+    print_table(
+        f"SmolLM2-135M (Q4_1-rounded weights), {facts.dtype}, {facts.num_threads} CPU threads, "
+        f"{INPUT_TOKENS} tokens in, {OUTPUT_TOKENS} out, over HTTP",
+        rows,
+        f"limits of this run: {limits.flops_per_s / 1e9:,.0f} GFLOP/s in {limits.dtype} products, "
+        f"{limits.bytes_per_s / 1e9:,.1f} GB/s memory reads; the load generator shares the cores",
+    )
+    if profile:
+        print_table("Where the worker's time goes", profile)
+    figures = figures_of(rows, facts)
+    write_report(arguments.output, figures, rows + profile)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
