@@ -1,0 +1,62 @@
+"""Settings of an engine worker. Read once where the worker starts, then passed in."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class EngineSettings(BaseSettings):
+    """`NCOMPASS_ENGINE_…`: the machine, its memory, and how a step is balanced."""
+
+    model_config = SettingsConfigDict(env_prefix="NCOMPASS_ENGINE_", frozen=True)
+
+    # the machine
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    """`auto` times both for half a second and takes bf16 only where it is native and faster."""
+    num_threads: int = Field(default=0, ge=0)
+    """Compute threads on the CPU; 0 takes every core this process may use."""
+    kernel_cache: Path = Path("var/kernels")
+    """Where the compiled CPU kernels are kept; without a compiler plain torch computes."""
+
+    # memory
+    kv_cache_mib: int = Field(default=0, ge=0)
+    """Memory of the KV cache; 0 takes a share of what is free when the worker starts."""
+    kv_cache_share: float = Field(default=0.3, gt=0, lt=1)
+    kv_cache_mib_max: int = Field(default=6144, ge=1)
+    """Upper limit of the automatic choice on the CPU, where others need the memory as well."""
+    max_context: int = Field(default=0, ge=0)
+    """Longest prompt plus output; 0 is the model's own context length."""
+    is_prefix_cache_on: bool = True
+
+    # one step
+    max_running: int = Field(default=256, ge=1)
+    """Sequences that hold KV blocks at the same time."""
+    max_step_tokens: int = Field(default=2048, ge=64)
+    """Bound of the activations; also the whole budget while there is no cost model."""
+    step_s: float = Field(default=0.15, gt=0)
+    """Prefill seconds that one step may add while sequences decode."""
+    idle_step_s: float = Field(default=0.3, gt=0)
+    """Prefill seconds of one step when nothing decodes; a new arrival waits at most this long."""
+    gap_s: float = Field(default=0.4, gt=0)
+    """Longest predicted step, so the longest pause between two tokens of one stream."""
+    prefill_share: float = Field(default=0.7, gt=0, lt=1)
+    """Part of a mixed step that prefill may take when the decodes alone take long."""
+    paused_share: float = Field(default=0.25, gt=0, le=1)
+    """Part of the KV cache that paused prefills may hold; more would evict reusable prefixes."""
+    backfill_lock_s: float = Field(default=5.0, ge=0)
+    """A request that has waited this long for memory is overtaken by no other."""
+
+    # the queue
+    take_window: int = Field(default=32, ge=1)
+    """Requests held beyond the running ones: enough to choose from, few enough to share."""
+    heartbeat_s: float = Field(default=0.5, gt=0)
+    renew_s: float = Field(default=2.0, gt=0)
+    """How often leases of held requests are renewed."""
+    dead_node_check_s: float = Field(default=1.0, gt=0)
+    """How often the nodes that wait for frames are checked to be alive."""
+    drain_timeout_s: float = Field(default=30.0, ge=0)
+    """After SIGTERM: how long running requests may go on before they are given back."""
+    redis_backoff_s_max: float = Field(default=2.0, gt=0)
