@@ -1,1 +1,4 @@
-"""How the platform is set up, started, composed and operated. Imports everything; nobody imports it."""
+"""How the platform is set up, started, composed and operated.
+
+Imports everything; nobody imports it.
+"""

@@ -1,0 +1,56 @@
+# nCompass: `make help` lists the verbs. Everything is installed into .venv, all state lives in var/.
+
+PYTHON ?= python3
+VAR ?= var
+PORT ?= 8000
+export VAR PORT
+
+BIN := .venv/bin
+TEST_FLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run demo test test-fast test-e2e check format bench-engine migrate clean environment test-environment
+
+help: ## List the verbs
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+run: environment ## Set up what is missing, start everything, stay in the foreground
+	@exec $(BIN)/ncompass up
+
+demo: environment ## The same, but stop after one real request
+	@exec $(BIN)/ncompass demo
+
+test: test-environment ## Every test, the end-to-end one included (at most 10 minutes)
+	$(BIN)/pytest -n 2 -m "not e2e" $(TEST_FLAGS)
+	$(BIN)/pytest -m e2e $(TEST_FLAGS)
+
+test-fast: test-environment ## The quick tests (at most 90 seconds)
+	$(BIN)/pytest -n 2 -m "not e2e and not slow and not browser" $(TEST_FLAGS)
+
+test-e2e: test-environment ## Only the end-to-end tests, against real processes and a browser
+	$(BIN)/pytest -m e2e $(TEST_FLAGS)
+
+check: test-environment ## Formatting, lints, types, and the arrows between the folders
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: test-environment ## Format the code and apply the safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench-engine: test-environment ## TTFT and tokens/s beside this machine's limits; writes var/bench/engine.json
+	$(BIN)/python -m tests.bench.bench_engine
+
+migrate: environment ## Bring the database up to date
+	@$(BIN)/ncompass migrate
+
+clean: ## Remove all state (var/): accounts, money, keys, the converted model
+	@$(PYTHON) -B -m infra.local.clean $(VAR)
+
+environment:
+	@$(PYTHON) infra/bootstrap.py --extras run
+
+test-environment:
+	@$(PYTHON) infra/bootstrap.py --extras test
