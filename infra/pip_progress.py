@@ -21,6 +21,8 @@ QUIET_TICK_S = 10.0
 """How often a pipe (a log file, CI) hears of progress; a terminal's line changes every TICK_S."""
 NOTABLE_BYTES = 5_000_000
 SIZE = re.compile(r"\(([\d.]+) (kB|MB|GB)\)")
+WRAPPERS = ("×", "error: subprocess-exited", "error: metadata-generation", "note:")
+"""What pip prints around the line that says what went wrong."""
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
@@ -112,7 +114,8 @@ def _reason(complaints: list[str]) -> str:
     for line in complaints:
         if "No matching distribution" in line or "Could not find a version" in line:
             return line + " Is a package index reachable?"
-    return complaints[-1] if complaints else "pip failed without saying why"
+    telling = [line for line in complaints if not line.startswith(WRAPPERS)]
+    return (telling or complaints or ["pip failed without saying why"])[-1]
 
 
 def _num_installed(environment: Path) -> int:
