@@ -1,0 +1,16 @@
+"""The gated activation of SwiGLU feed-forward layers.
+
+    out = silu(gate) * up,   silu(x) = x * sigmoid(x),   [gate | up] = gate_up
+
+Source: GLU Variants Improve Transformer, arXiv 2002.05202.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """gate_up: [T, 2 * intermediate], gate first -> [T, intermediate] in the same dtype."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up

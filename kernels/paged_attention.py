@@ -1,0 +1,42 @@
+"""Attention over the paged KV cache for any mix of prefill, chunked prefill and decode.
+
+    out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, h / G]) * v[j, h / G]
+
+over the context positions j <= position(t) of t's own sequence; with a sliding window also
+j > position(t) - window; with a softcap s = c * tanh(s / c) before the mask. G query heads share
+one KV head (GQA). Keys and values of this step's tokens must already be in the cache.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.attention_metadata import AttentionMetadata
+from kernels.kv_cache import PagedKVCache
+from kernels.paged_decode_attention import paged_decode_attention
+from kernels.paged_prefill_attention import paged_prefill_attention
+
+
+def paged_attention(
+    q: torch.Tensor,
+    kv_cache: PagedKVCache,
+    layer: int,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Attend from q [T, num_heads, head_dim] to the cache; returns the same shape and dtype.
+
+    `window` counts the positions that a token sees, itself included. Sequences with one token take
+    the decode path, the others the prefill path.
+    """
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    paged_decode_attention(
+        q, kv_cache, layer, metadata, out, scale=scale, window=window, softcap=softcap
+    )
+    paged_prefill_attention(
+        q, kv_cache, layer, metadata, out, scale=scale, window=window, softcap=softcap
+    )
+    return out

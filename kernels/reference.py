@@ -1,0 +1,93 @@
+"""The oracles: every operation as its formula reads, one token at a time, in float64.
+
+Slow on purpose and sharing no code with what they check.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from kernels.attention_metadata import AttentionMetadata
+from kernels.kv_cache import PagedKVCache
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; float64."""
+    x = x.double()
+    return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + eps) * weight.double()
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up; float64."""
+    half = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :half].double(), gate_up[..., half:].double()
+    return gate / (1 + torch.exp(-gate)) * up
+
+
+def rotate(x: torch.Tensor, positions: list[int], theta: float, rotary_dim: int) -> torch.Tensor:
+    """x [T, H, D] with the first rotary_dim of each head rotated as complex numbers; float64."""
+    out = x.double().clone()
+    half = rotary_dim // 2
+    for t, position in enumerate(positions):
+        for i in range(half):
+            angle = position * theta ** (-2 * i / rotary_dim)
+            turn = complex(math.cos(angle), math.sin(angle))
+            for head in range(x.shape[1]):
+                pair = complex(float(x[t, head, i]), float(x[t, head, i + half])) * turn
+                out[t, head, i], out[t, head, i + half] = pair.real, pair.imag
+    return out
+
+
+def paged_attention(
+    q: torch.Tensor,
+    kv_cache: PagedKVCache,
+    layer: int,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Softmax attention, one query of one head at a time, each position looked up in its page."""
+    out = torch.full(q.shape, float("nan"), dtype=torch.float64)
+    group = q.shape[1] // kv_cache.num_kv_heads
+    size = kv_cache.block_size
+    keys, values = kv_cache.keys[layer], kv_cache.values[layer]
+    starts = metadata.query_start.tolist()
+    for i, length in enumerate(metadata.context_lens.tolist()):
+        table = metadata.block_tables[i].tolist()
+        for t in range(starts[i], starts[i + 1]):
+            position = length - (starts[i + 1] - t)
+            first = 0 if window is None else max(0, position - window + 1)
+            places = [(table[j // size], j % size) for j in range(first, position + 1)]
+            for head in range(q.shape[1]):
+                k = torch.stack([keys[b, head // group, o].double() for b, o in places])
+                v = torch.stack([values[b, head // group, o].double() for b, o in places])
+                scores = k @ q[t, head].double() * scale
+                if softcap is not None:
+                    scores = softcap * torch.tanh(scores / softcap)
+                out[t, head] = torch.softmax(scores, dim=0) @ v
+    return out
+
+
+def kept_probabilities(
+    logits: torch.Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float
+) -> torch.Tensor:
+    """The distribution that one row [V] of logits is sampled from, by a plain sort; float64."""
+    probabilities = torch.softmax(logits.double() / temperature, dim=0)
+    order = sorted(range(len(probabilities)), key=lambda i: -float(probabilities[i]))
+    if top_k > 0:
+        order = order[:top_k]
+    total = sum(float(probabilities[i]) for i in order)
+    kept: list[int] = []
+    mass = 0.0
+    for i in order:
+        if kept and (mass >= top_p * total or probabilities[i] < min_p * probabilities[order[0]]):
+            break
+        kept.append(i)
+        mass += float(probabilities[i])
+    result = torch.zeros_like(probabilities)
+    result[kept] = probabilities[kept]
+    return result / result.sum()
