@@ -1,0 +1,93 @@
+"""Models as the pages list them: catalogue, price and workers put side by side."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing import pricing
+from billing.models import Price
+from common.db import read_only
+from engine import catalog
+from engine.broker.gateway import GatewayBroker
+from engine.catalog import HostedModel
+from engine.messages import Heartbeat
+from web.services import WebServices
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """One hosted model."""
+
+    name: str
+    description: str
+    context_length: int
+    dtype: str
+    architecture: str
+    revision: str
+    price: Price | None
+    state: str
+    """`live`: a worker is ready. `starting`, `draining`, `offline`: none is. `hosted`: the workers
+    cannot be asked."""
+    workers: Sequence[Heartbeat]
+
+
+async def list_models(services: WebServices) -> list[ListedModel]:
+    """Every model that is hosted now, by name."""
+    heartbeats = await read_heartbeats(services.broker)
+    async with read_only(services.sessions) as session:
+        models = await catalog.live_models(session)
+        prices = await pricing.current_prices(session)
+    return [
+        _listed(model, prices.get(model.name), heartbeats)
+        for model in sorted(models, key=lambda model: model.name)
+    ]
+
+
+async def find_model(services: WebServices, name: str) -> ListedModel:
+    """One hosted model; raises ModelNotFound."""
+    heartbeats = await read_heartbeats(services.broker)
+    async with read_only(services.sessions) as session:
+        model = await catalog.find(session, name)
+        prices = await pricing.current_prices(session)
+    return _listed(model, prices.get(model.name), heartbeats)
+
+
+async def first_model(session: AsyncSession) -> HostedModel | None:
+    """The model that examples name: the one that has been hosted longest."""
+    models = await catalog.live_models(session)
+    return min(models, key=lambda model: (model.created_at, model.name), default=None)
+
+
+async def read_heartbeats(broker: GatewayBroker | None) -> list[Heartbeat] | None:
+    """What the workers say of themselves; None when they cannot be asked."""
+    return None if broker is None else await broker.heartbeats(None)
+
+
+def _listed(
+    model: HostedModel, price: Price | None, heartbeats: list[Heartbeat] | None
+) -> ListedModel:
+    workers = sorted(
+        (beat for beat in heartbeats or () if beat.model == model.name),
+        key=lambda beat: beat.worker,
+    )
+    return ListedModel(
+        name=model.name,
+        description=model.description,
+        context_length=model.context_length,
+        dtype=model.dtype,
+        architecture=model.architecture,
+        revision=model.revision,
+        price=price,
+        state="hosted" if heartbeats is None else _state(workers),
+        workers=workers,
+    )
+
+
+def _state(workers: Sequence[Heartbeat]) -> str:
+    states = {beat.state for beat in workers}
+    if "ready" in states:
+        return "live"
+    if states & {"loading", "warming"}:
+        return "starting"
+    return "draining" if "draining" in states else "offline"

@@ -1,0 +1,23 @@
+"""What runs now."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from web.catalogue import list_models
+from web.dependencies import CurrentVisitor, Services
+from web.pages import get_pages
+
+router = APIRouter()
+
+
+@router.api_route("/status", methods=["GET", "HEAD"])
+async def show_status(request: Request, services: Services, visitor: CurrentVisitor) -> Response:
+    """The workers of each model, as they describe themselves."""
+    return get_pages(request).render(
+        request,
+        "status.html",
+        visitor,
+        models=await list_models(services),
+        is_connected=services.broker is not None,
+        now=services.clock(),
+    )

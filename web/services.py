@@ -1,0 +1,33 @@
+"""What the pages need from the rest of the platform, handed to `web.app.create_app`."""
+
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+
+from accounts.api_keys import KeyRing
+from accounts.passwords import PasswordHasher
+from accounts.settings import AccountsSettings
+from accounts.throttle import Throttle
+from billing.settings import BillingSettings
+from common.clock import Clock, utc_now_us
+from common.db import Sessions
+from engine.broker.gateway import GatewayBroker
+from web.settings import WebSettings
+
+
+@dataclass(frozen=True, slots=True)
+class WebServices:
+    """Everything is made by the process that starts, and closed by it too."""
+
+    sessions: Sessions
+    redis: Redis
+    """Carries a new key from the form that made it to the one page that shows it."""
+    password_hasher: PasswordHasher
+    throttle: Throttle
+    key_ring: KeyRing
+    accounts_settings: AccountsSettings
+    billing_settings: BillingSettings
+    web_settings: WebSettings
+    broker: GatewayBroker | None = None
+    """None: no engine in reach; the pages then say nothing about workers."""
+    clock: Clock = utc_now_us
