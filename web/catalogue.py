@@ -1,5 +1,6 @@
 """Models as the pages list them: catalogue, price and workers put side by side."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,11 @@ from common.db import read_only
 from engine import catalog
 from engine.broker.gateway import GatewayBroker
 from engine.catalog import HostedModel
+from engine.errors import ModelUnavailable
 from engine.messages import Heartbeat
 from web.services import WebServices
+
+HEARTBEAT_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +36,10 @@ class ListedModel:
     workers: Sequence[Heartbeat]
 
 
-async def list_models(services: WebServices) -> list[ListedModel]:
+async def list_models(
+    services: WebServices, heartbeats: list[Heartbeat] | None
+) -> list[ListedModel]:
     """Every model that is hosted now, by name."""
-    heartbeats = await read_heartbeats(services.broker)
     async with read_only(services.sessions) as session:
         models = await catalog.live_models(session)
         prices = await pricing.current_prices(session)
@@ -60,8 +65,15 @@ async def first_model(session: AsyncSession) -> HostedModel | None:
 
 
 async def read_heartbeats(broker: GatewayBroker | None) -> list[Heartbeat] | None:
-    """What the workers say of themselves; None when they cannot be asked."""
-    return None if broker is None else await broker.heartbeats(None)
+    """What the workers say of themselves; None when they cannot be asked. A page does not wait as
+    patiently for Redis as a request for tokens does."""
+    if broker is None:
+        return None
+    try:
+        async with asyncio.timeout(HEARTBEAT_PATIENCE_S):
+            return await broker.heartbeats(None)
+    except (ModelUnavailable, TimeoutError):
+        return None
 
 
 def _listed(

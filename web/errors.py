@@ -4,7 +4,8 @@ WebError
 ├── LoginRequired     a page of an account, and nobody is signed in (to the log-in page)
 ├── FormForged        sent by another site, or with a token that is not this browser's (403)
 ├── FormUnreadable    not a form as browsers send it (400)
-└── FormTooLarge      (413)
+├── FormTooLarge      (413)
+└── HandoverFailed    a new key could not be carried to its page, so none was made (503)
 """
 
 from common.errors import PlatformError
@@ -28,3 +29,7 @@ class FormUnreadable(WebError):
 
 class FormTooLarge(WebError):
     code = "form_too_large"
+
+
+class HandoverFailed(WebError):
+    code = "handover_failed"

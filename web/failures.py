@@ -12,7 +12,13 @@ from billing.errors import LedgerUnavailable
 from common.errors import PlatformError
 from common.ids import new_id
 from engine.errors import ModelNotFound
-from web.errors import FormForged, FormTooLarge, FormUnreadable, LoginRequired
+from web.errors import (
+    FormForged,
+    FormTooLarge,
+    FormUnreadable,
+    HandoverFailed,
+    LoginRequired,
+)
 from web.formatting import wait
 from web.pages import NOBODY, get_pages
 from web.redirects import see_other
@@ -71,6 +77,7 @@ FAILURES: dict[type[PlatformError], Failure] = {
     FormUnreadable: UNREADABLE,
     FormTooLarge: TOO_LARGE,
     ThrottleUnavailable: UNAVAILABLE,
+    HandoverFailed: UNAVAILABLE,
     LedgerUnavailable: UNAVAILABLE,
 }
 

@@ -8,16 +8,22 @@ from web.services import WebServices
 from web.sessions import read_cookie, set_cookie
 
 
-async def hand_over(
-    response: Response, services: WebServices, session_token: str, plaintext: str
-) -> None:
-    """Let the next page of this session show the key."""
+async def leave_key(services: WebServices, session_token: str, plaintext: str) -> str:
+    """Leave a new key for this session's next page; returns the pad for `give_pad`.
+
+    Called inside the transaction that makes the key: where it raises HandoverFailed, no key is left
+    behind that nobody has ever seen.
+    """
+    return await _handover(services).put(session_token, plaintext)
+
+
+def give_pad(response: Response, services: WebServices, pad: str) -> None:
+    """Let this browser, and no other, put the key together."""
     settings = services.web_settings
-    pad = await _handover(services).put(session_token, plaintext)
     set_cookie(response, "key", pad, settings, max_age_s=settings.key_handover_s)
 
 
-async def take_over(request: Request, services: WebServices, session_token: str) -> str | None:
+async def take_key(request: Request, services: WebServices, session_token: str) -> str | None:
     """The key, the first time that it is asked for; None otherwise. HEAD does not use it up."""
     pad = read_cookie(request, "key", services.web_settings)
     if pad is None or request.method != "GET":

@@ -11,6 +11,9 @@ import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from web.errors import HandoverFailed
 
 MAX_SECRET_BYTES = 512
 
@@ -23,18 +26,26 @@ class KeyHandover:
         self._ttl_s = ttl_s
 
     async def put(self, session_token: str, plaintext: str) -> str:
-        """Leave `plaintext` for this browser session; returns the pad, for the browser's cookie."""
+        """Leave `plaintext` for this browser session; returns the pad, for the browser's cookie.
+        Raises HandoverFailed."""
         secret = plaintext.encode()
         assert len(secret) <= MAX_SECRET_BYTES
         pad = secrets.token_bytes(len(secret))
-        await self._redis.set(_name(session_token), _xor(secret, pad), ex=self._ttl_s)
+        try:
+            await self._redis.set(_name(session_token), _xor(secret, pad), ex=self._ttl_s)
+        except (RedisError, OSError) as error:
+            raise HandoverFailed("The new key cannot be carried to its page now.") from error
         return urlsafe_b64encode(pad).decode()
 
     async def take(self, session_token: str, pad: str) -> str | None:
-        """The secret that was left for this session, the first time only; None ever after."""
-        if not pad or len(pad) > 2 * MAX_SECRET_BYTES:
+        """The secret that was left for this session, the first time only; None ever after.
+        Raises HandoverFailed."""
+        if len(pad) > 2 * MAX_SECRET_BYTES:
             return None
-        masked: bytes | None = await self._redis.getdel(_name(session_token))
+        try:
+            masked: bytes | None = await self._redis.getdel(_name(session_token))
+        except (RedisError, OSError) as error:
+            raise HandoverFailed("The new key cannot be shown now.") from error
         try:
             decoded_pad = urlsafe_b64decode(pad)
         except ValueError:

@@ -1,0 +1,1 @@
+"""Models that the engine runs, behind one interface."""

@@ -11,7 +11,6 @@ from kernels import reference
 from kernels.penalties import Penalties, RowPenalties, apply_penalties
 from kernels.sampling import (
     NO_TOKEN,
-    NUM_CANDIDATES,
     SamplingBatch,
     log_probs,
     sample,
@@ -65,8 +64,8 @@ def test_draws_follow_the_filtered_distribution(options: dict[str, Any]) -> None
     assert ((counts - num_draws * expected).abs() <= 5 * spread + 1).all()
 
 
-@pytest.mark.parametrize("vocabulary", [10, NUM_CANDIDATES, 3000])
-def test_kept_set_larger_than_the_candidates_is_drawn_exactly(vocabulary: int) -> None:
+@pytest.mark.parametrize("vocabulary", [10, 256, 3000])
+def test_a_large_kept_set_is_drawn_exactly(vocabulary: int) -> None:
     row = torch.randn(vocabulary) * 0.1  # nearly flat: top_p keeps most of the vocabulary
     for options in ({"top_p": 0.9}, {"top_k": vocabulary - 3}, {"top_k": 2 * vocabulary}):
         filters = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **options}
@@ -102,6 +101,13 @@ def test_a_token_does_not_depend_on_its_batch(rows: list[dict[str, Any]], vocabu
     assert together.tolist() == alone
     reverse = sample(logits.flip(0), batch_of(rows[::-1])).flip(0)
     assert reverse.tolist() == alone
+
+
+def test_equals_of_the_last_kept_token_are_kept() -> None:
+    logits = torch.tensor([[1.0, 0.0, 2.0, 1.0, 1.0, -1.0]]).expand(400, -1)
+    for options in ({"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.36}):
+        rows = [{**options, "positions": i} for i in range(400)]
+        assert set(sample(logits, batch_of(rows)).tolist()) == {0, 2, 3, 4}
 
 
 def test_other_seed_or_position_gives_other_tokens() -> None:

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from web.catalogue import list_models
+from web.catalogue import list_models, read_heartbeats
 from web.dependencies import CurrentVisitor, Services
 from web.pages import get_pages
 from web.routes.examples import DEFAULT_MODEL
@@ -15,7 +15,7 @@ router = APIRouter()
 @router.api_route("/", methods=["GET", "HEAD"])
 async def show_home(request: Request, services: Services, visitor: CurrentVisitor) -> HTMLResponse:
     """What this is, what it costs, and the first request."""
-    models = await list_models(services)
+    models = await list_models(services, await read_heartbeats(services.broker))
     live = [model.name for model in models if model.state in ("live", "hosted")]
     name = next(iter(live or [model.name for model in models]), DEFAULT_MODEL)
     return get_pages(request).render(

@@ -14,7 +14,7 @@ from common.db import read_only
 from web.dependencies import Account, Posted, Services, SignedIn, client_address
 from web.formatting import ago
 from web.forms import FormState
-from web.key_page import hand_over, take_over
+from web.key_page import give_pad, leave_key, take_key
 from web.pages import get_pages
 from web.redirects import see_other
 from web.routes.examples import example_request
@@ -74,15 +74,16 @@ async def create_key(
             target=issued.key.id,
             address=client_address(request),
         )
+        pad = await leave_key(services, account.session_token, issued.plaintext)
     response = see_other("/keys/created")
-    await hand_over(response, services, account.session_token, issued.plaintext)
+    give_pad(response, services, pad)
     return response
 
 
 @router.api_route("/keys/created", methods=["GET", "HEAD"])
 async def show_created_key(request: Request, services: Services, account: SignedIn) -> Response:
     """The new key, once; afterwards the list."""
-    key = await take_over(request, services, account.session_token)
+    key = await take_key(request, services, account.session_token)
     if key is None:
         return see_other("/keys")
     async with read_only(services.sessions) as session:

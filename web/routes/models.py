@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from common.db import read_only
 from engine import catalog
 from engine.catalog import ModelRequest
-from web.catalogue import find_model, list_models
+from web.catalogue import find_model, list_models, read_heartbeats
 from web.dependencies import CurrentVisitor, Posted, Services, SignedIn, Visitor
 from web.forms import FormState
 from web.pages import get_pages
@@ -79,7 +79,7 @@ async def _render_models(
         "models.html",
         visitor,
         status_code=status_code,
-        models=await list_models(services),
+        models=await list_models(services, await read_heartbeats(services.broker)),
         model_requests=await _model_requests(services, visitor),
         asked=request.query_params.get("asked") == "1",
         form=form,

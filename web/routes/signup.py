@@ -11,7 +11,7 @@ from common.db import read_only
 from web.catalogue import first_model
 from web.dependencies import CurrentVisitor, Posted, Services, SignedIn, client_address
 from web.forms import FormState
-from web.key_page import hand_over, take_over
+from web.key_page import give_pad, leave_key, take_key
 from web.pages import get_pages
 from web.redirects import see_other
 from web.routes.examples import example_request
@@ -58,6 +58,8 @@ async def sign_up(
                 address=client_address(request),
                 clock=services.clock,
             )
+            if visitor.session_token is not None:
+                await account_sessions.end(session, visitor.session_token)
             started = await account_sessions.start(
                 session,
                 signed_up.user,
@@ -65,6 +67,7 @@ async def sign_up(
                 settings=services.accounts_settings,
                 clock=services.clock,
             )
+            pad = await leave_key(services, started.token, signed_up.issued_key.plaintext)
     except (InvalidEmail, DisposableEmail, EmailTaken, WeakPassword) as error:
         field = "password" if isinstance(error, WeakPassword) else "email"
         return get_pages(request).render(
@@ -78,7 +81,7 @@ async def sign_up(
         )
     response = see_other("/welcome")
     keep_session(response, started, services)
-    await hand_over(response, services, started.token, signed_up.issued_key.plaintext)
+    give_pad(response, services, pad)
     return response
 
 
@@ -88,7 +91,7 @@ async def show_welcome(request: Request, services: Services, account: SignedIn) 
     async with read_only(services.sessions) as session:
         balance = await ledger.balance(session, account.organization_id)
         has_model = await first_model(session) is not None
-        key = await take_over(request, services, account.session_token)
+        key = await take_key(request, services, account.session_token)
         snippets = await example_request(request, services, session, key=key)
     return get_pages(request).render(
         request,

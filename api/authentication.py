@@ -1,0 +1,42 @@
+"""Who is asking: a bearer key in `Authorization`, and nothing else. Cookies are never read here.
+
+Runs before the body is read, so that a stranger cannot make us parse anything.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from accounts.principal import ACCOUNT, INFERENCE, OPERATOR, Principal
+from api.dependencies import services_of
+from api.errors import KeyMissing, ScopeMissing
+
+KEY_LENGTH_MAX = 512
+
+
+def bearer_key(request: Request) -> str:
+    """The key of the `Authorization: Bearer …` header. Raises KeyMissing."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    key = key.strip()
+    if scheme.lower() != "bearer" or not key or len(key) > KEY_LENGTH_MAX:
+        raise KeyMissing("Send your API key as 'Authorization: Bearer sk_ncompass_…'.")
+    return key
+
+
+def _require(scope: str | None) -> Callable[[Request], Awaitable[Principal]]:
+    """A dependency that answers with the caller, who must hold `scope` (None: any live key)."""
+
+    async def authenticate(request: Request) -> Principal:
+        principal = await services_of(request).key_cache.authenticate(bearer_key(request))
+        if scope is not None and scope not in principal.scopes:
+            raise ScopeMissing(f"This key does not have the scope '{scope}'.", scope=scope)
+        return principal
+
+    return authenticate
+
+
+AnyCaller = Annotated[Principal, Depends(_require(None))]
+InferenceCaller = Annotated[Principal, Depends(_require(INFERENCE))]
+AccountCaller = Annotated[Principal, Depends(_require(ACCOUNT))]
+OperatorCaller = Annotated[Principal, Depends(_require(OPERATOR))]

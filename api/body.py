@@ -1,0 +1,78 @@
+"""Reading a request's body: bounded in bytes and time, then strict JSON.
+
+msgspec refuses NaN, Infinity, 1e999, lone surrogates, broken UTF-8 and trailing bytes; its
+recursion is bounded by the interpreter's own limit.
+"""
+
+import asyncio
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from api.errors import BodyTooLarge, InvalidRequest, UnsupportedEncoding
+from api.schemas.base import RequestBody
+from api.settings import ApiSettings
+
+Body = TypeVar("Body", bound=RequestBody)
+
+
+async def read_body(request: Request, settings: ApiSettings) -> bytes:
+    """The raw body. Raises BodyTooLarge, UnsupportedEncoding, or InvalidRequest when too slow."""
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedEncoding("Send the body without a content-encoding.", encoding=encoding)
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > settings.body_drain_bytes_max:
+        raise _too_large(settings)
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            return await _collect(request, settings)
+    except TimeoutError:
+        raise InvalidRequest("The body took too long to arrive.") from None
+
+
+async def _collect(request: Request, settings: ApiSettings) -> bytes:
+    pieces: list[bytes] = []
+    num_bytes = 0
+    async for piece in request.stream():
+        num_bytes += len(piece)
+        if num_bytes > settings.body_drain_bytes_max:
+            break
+        if num_bytes <= settings.body_bytes_max:
+            pieces.append(piece)
+        else:
+            # Read on and forget: a client that is cut off in mid-body sees a broken pipe
+            # instead of the answer.
+            pieces.clear()
+    if num_bytes > settings.body_bytes_max:
+        raise _too_large(settings)
+    return b"".join(pieces)
+
+
+def _too_large(settings: ApiSettings) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is longer than {settings.body_bytes_max} bytes.")
+
+
+def parse_json(body: bytes) -> object:
+    """Strict JSON. Raises InvalidRequest and repeats nothing of the body."""
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.ValidationError:
+        raise InvalidRequest("The body holds a number that is out of range.") from None
+    except msgspec.DecodeError as error:
+        reason = "it is empty" if not body else str(error)
+        raise InvalidRequest(f"The body is not valid JSON: {reason}.") from None
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply.") from None
+
+
+async def read_json(request: Request, schema: type[Body], settings: ApiSettings) -> Body:
+    """The body as `schema`, validated completely.
+
+    Raises InvalidRequest or pydantic's ValidationError; `api.errors` answers both with 400.
+    """
+    content = parse_json(await read_body(request, settings))
+    if not isinstance(content, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    return schema.model_validate(content)

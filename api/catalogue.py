@@ -1,0 +1,78 @@
+"""Models and prices as every request needs them: read from the database at most once a second."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from billing import pricing
+from billing.errors import PriceNotFound
+from billing.pricing import Price
+from common.db import Sessions, read_only
+from engine import catalog
+from engine.catalog import HostedModel
+from engine.errors import ModelNotFound
+
+SHOWN_NAME_LENGTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A model that may be called, and what it costs."""
+
+    model: HostedModel
+    price: Price
+
+
+class Catalogue:
+    """The live, priced models by name; at most `ttl_s` old."""
+
+    def __init__(
+        self, sessions: Sessions, *, ttl_s: float, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._sessions = sessions
+        self._ttl_s = ttl_s
+        self._monotonic = monotonic
+        self._listings: Mapping[str, Listing] = {}
+        self._unpriced: frozenset[str] = frozenset()
+        self._read_at: float | None = None
+        self._reading = asyncio.Lock()
+
+    async def listings(self) -> Mapping[str, Listing]:
+        """All of them, by name."""
+        if self._is_stale():
+            async with self._reading:
+                # Those who waited for the lock find that the first of them has read it.
+                if self._is_stale():
+                    await self._read()
+        return self._listings
+
+    async def find(self, name: str) -> Listing:
+        """The listing of `name`. Raises ModelNotFound, or PriceNotFound where it has no price."""
+        listing = (await self.listings()).get(name)
+        if listing is not None:
+            return listing
+        if name in self._unpriced:
+            raise PriceNotFound(f"The model '{name}' has no price yet.", model=name)
+        shown = name if len(name) <= SHOWN_NAME_LENGTH else name[:SHOWN_NAME_LENGTH] + "…"
+        raise ModelNotFound(
+            f"The model '{shown}' does not exist. GET /v1/models lists those that do.", model=shown
+        )
+
+    def _is_stale(self) -> bool:
+        return self._read_at is None or self._monotonic() - self._read_at >= self._ttl_s
+
+    async def _read(self) -> None:
+        read_at = self._monotonic()
+        async with read_only(self._sessions) as session:
+            models = await catalog.live_models(session)
+            prices = await pricing.current_prices(session)
+            # Kept beyond the transaction, whose end would expire what belongs to it.
+            session.expunge_all()
+        self._listings = {
+            model.name: Listing(model, prices[model.name])
+            for model in models
+            if model.name in prices
+        }
+        self._unpriced = frozenset(model.name for model in models if model.name not in prices)
+        self._read_at = read_at

@@ -1,0 +1,136 @@
+"""Tokens of one choice become text: whole characters, stop strings, log-probabilities.
+
+The gateway owns text and the worker owns ids. What counts as output is what was accepted here: a
+token after the stop string is neither shown nor billed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.messages import FinishReason, TokenFrame, TokenLogprob
+from engine.tokenization import Tokenizer
+from engine.tokenization.detokenizer import IncrementalDetokenizer
+from engine.tokenization.stop_strings import StopStrings
+
+TextFinish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """One token of the text with its log-probabilities, before it is rendered."""
+
+    token: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...]
+    offset: int
+    """Bytes of this choice's tokens before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one frame added to one choice that may be shown now."""
+
+    choice: int
+    text: str
+    tokens: tuple[ShownToken, ...] = ()
+    finish_reason: TextFinish | None = None
+
+
+class Choice:
+    """The text of one choice, grown frame by frame."""
+
+    def __init__(self, index: int, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
+        self.index = index
+        self.finish_reason: TextFinish | None = None
+        self.num_tokens = 0
+        """Tokens accepted into the answer, an end-of-sequence token included: what is billed."""
+        self._tokenizer = tokenizer
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._stops = StopStrings(stops) if stops else None
+        self._held_tokens: list[ShownToken] = []
+        self._num_token_bytes = 0
+        self._num_text_bytes = 0
+        self._has_logprobs = False
+
+    def accept(self, frame: TokenFrame) -> Piece | None:
+        """The new text of `frame`; None when nothing may be shown yet, or the choice has ended."""
+        if self.finish_reason is not None:
+            return None
+        text = self._accept_tokens(frame)
+        if self.finish_reason is None and frame.finish_reason is not None:
+            text += self._flush()
+            # A stop string may be completed by the very last characters.
+            self.finish_reason = self.finish_reason or _text_finish(frame.finish_reason)
+        return self._piece(text)
+
+    def _accept_tokens(self, frame: TokenFrame) -> str:
+        text = ""
+        for token_ids, logprobs in self._steps(frame):
+            self.num_tokens += len(token_ids)
+            self._hold_tokens(token_ids, logprobs)
+            text += self._through_stops(self._detokenizer.append(token_ids))
+            if self.finish_reason is not None:
+                break
+        if frame.stop_token_id is not None and self.finish_reason is None:
+            self.num_tokens += 1
+        return text
+
+    def _steps(
+        self, frame: TokenFrame
+    ) -> Iterator[tuple[tuple[int, ...], tuple[TokenLogprob, ...]]]:
+        """The frame's text tokens; one by one where a stop string may cut between them."""
+        token_ids = frame.token_ids
+        if frame.stop_token_id is not None and token_ids and token_ids[-1] == frame.stop_token_id:
+            token_ids = token_ids[:-1]
+        logprobs = frame.logprobs or ()
+        if self._stops is None:
+            if token_ids:
+                yield token_ids, logprobs[: len(token_ids)]
+            return
+        for position, token_id in enumerate(token_ids):
+            yield (token_id,), logprobs[position : position + 1]
+
+    def _through_stops(self, text: str) -> str:
+        if self._stops is None:
+            return text
+        safe = self._stops.push(text)
+        if self._stops.is_matched:
+            self.finish_reason = "stop"
+        return safe
+
+    def _flush(self) -> str:
+        """Everything that was held back: half a character, or what almost was a stop string."""
+        text = self._through_stops(self._detokenizer.flush())
+        if self._stops is not None and not self._stops.is_matched:
+            text += self._stops.flush()
+        return text
+
+    def _hold_tokens(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
+        if not logprobs:
+            return
+        self._has_logprobs = True
+        for token_id, entry in zip(token_ids, logprobs, strict=True):
+            token = self._tokenizer.token_text(token_id)
+            top = tuple((self._tokenizer.token_text(other), value) for other, value in entry.top)
+            self._held_tokens.append(ShownToken(token, entry.logprob, top, self._num_token_bytes))
+            self._num_token_bytes += len(token)
+
+    def _piece(self, text: str) -> Piece | None:
+        if not text and self.finish_reason is None:
+            return None
+        self._num_text_bytes += len(text.encode())
+        tokens: tuple[ShownToken, ...] = ()
+        if self._has_logprobs:
+            tokens = self._tokens_of_text()
+        return Piece(self.index, text, tokens, self.finish_reason)
+
+    def _tokens_of_text(self) -> tuple[ShownToken, ...]:
+        """The held tokens whose text has begun to be shown; at the end, the rest is the stop's."""
+        shown = tuple(token for token in self._held_tokens if token.offset < self._num_text_bytes)
+        del self._held_tokens[: len(shown)]
+        return shown
+
+
+def _text_finish(reason: FinishReason) -> TextFinish:
+    return "length" if reason == "length" else "stop"

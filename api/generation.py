@@ -1,0 +1,317 @@
+"""The life of one inference request: placed, produced, settled, told.
+
+It runs in a task that `api.running` owns. Its connection may die, the client may hang up and the
+process may be told to stop: the books are closed in any case, and before the caller hears the end.
+"""
+
+import asyncio
+import time
+
+import structlog
+
+from api.choices import Choice, Piece
+from api.dependencies import Services
+from api.errors import GenerationFailed, SettlementDelayed, locations
+from api.errors import answer as answer_to
+from api.placement import Order, Placement, place
+from api.streaming import Answer, ClientGone
+from api.summary import Summary, Timings
+from billing.hold_operations import Outcome, SettleHold, Settlement, UsageFacts
+from common.errors import PlatformError
+from engine.broker.positions import QueuePosition
+from engine.errors import ModelUnavailable, RequestLost
+from engine.messages import TokenFrame
+
+log = structlog.get_logger()
+
+ABORTED: Outcome = "aborted"
+PLATFORM_FAULT: Outcome = "platform_fault"
+
+
+class Generation:
+    """One request from its order to its settlement."""
+
+    def __init__(self, services: Services, order: Order) -> None:
+        self._services = services
+        self._order = order
+        self._choices = [
+            Choice(index, order.tokenizer, order.stop_strings) for index in range(order.num_choices)
+        ]
+        self._placement: Placement | None = None
+        self._abort_outcome: Outcome | None = None
+        self._interruptible: asyncio.Task[None] | None = None
+        self._num_cached_tokens = 0
+        self._first_frame_at_s: float | None = None
+        self._last_frame_at_s = 0.0
+        self._timing: Timings | None = None
+        self._ended_by_worker: set[int] = set()
+
+    def abort(self, outcome: Outcome) -> None:
+        """Stop producing and close the books; harmless when the end has been reached."""
+        if self._abort_outcome is None:
+            self._abort_outcome = outcome
+            if self._interruptible is not None:
+                self._interruptible.cancel()
+
+    async def run(self, answer: Answer) -> None:
+        """Produce, settle, tell. Raises only while `answer` has not started: the HTTP status."""
+        if self._abort_outcome is not None:
+            return
+        self._services.running.add(self)
+        try:
+            outcome, failure = await self._produce(answer)
+            settlement = await self._close(outcome)
+            if failure is not None:
+                raise failure
+            if settlement is not None and self._abort_outcome is None:
+                await answer.finish(self._summary(settlement))
+            elif self._abort_outcome == PLATFORM_FAULT:
+                raise GenerationFailed("This server is shutting down. Nothing was charged.")
+        except ClientGone:
+            log.info("client_gone", request_id=self._order.request_id)
+        except Exception as error:
+            if not answer.is_started:
+                raise
+            await self._tell_failure(answer, error)
+        finally:
+            self._services.running.remove(self)
+
+    # 1. produce
+
+    async def _produce(self, answer: Answer) -> tuple[Outcome, Exception | None]:
+        """Everything that may be interrupted. Returns the outcome, and what went wrong if anything.
+
+        Nothing is raised: whatever happened, the books are closed before anybody hears of it.
+        """
+        self._interruptible = asyncio.current_task()
+        placing = self._services.running.start(place(self._services, self._order))
+        try:
+            self._placement = await asyncio.shield(placing)
+            await self._follow(self._placement, answer)
+        except asyncio.CancelledError:
+            assert self._interruptible is not None
+            self._interruptible.uncancel()
+            self._interruptible = None
+            await self._end_placing(placing)
+            return self._abort_outcome or PLATFORM_FAULT, None
+        except ClientGone as gone:
+            return ABORTED, gone
+        except Exception as error:
+            return PLATFORM_FAULT, error
+        finally:
+            self._interruptible = None
+        is_cut = any(choice.finish_reason == "length" for choice in self._choices)
+        return "length" if is_cut else "completed", None
+
+    async def _end_placing(self, placing: asyncio.Task[Placement]) -> None:
+        """An abort came early: let the placing end, so that its hold can be released."""
+        if self._placement is None:
+            await asyncio.wait({placing})
+            if placing.exception() is None:
+                self._placement = placing.result()
+
+    async def _follow(self, placement: Placement, answer: Answer) -> None:
+        """Turn frames into text until every choice has ended."""
+        frame = await self._first_frame(placement, answer)
+        while True:
+            piece = self._accept(frame)
+            if piece is not None:
+                await answer.add(piece)
+            if all(choice.finish_reason is not None for choice in self._choices):
+                return
+            frame = await self._next_frame(placement)
+
+    async def _first_frame(self, placement: Placement, answer: Answer) -> TokenFrame:
+        """Wait for our turn, and tell the caller about the wait.
+
+        Raises ModelUnavailable when the model has had no live worker for too long.
+        """
+        settings = self._services.settings
+        waiting = asyncio.ensure_future(anext(placement.stream))
+        seen_alive_at_s = time.monotonic()
+        try:
+            while True:
+                await asyncio.wait({waiting}, timeout=settings.queue_report_interval_s)
+                if waiting.done():
+                    return waiting.result()
+                place_in_queue = await self._place_in_queue(placement)
+                if place_in_queue is not None:
+                    seen_alive_at_s = time.monotonic()
+                    await answer.report_queue(place_in_queue)
+                elif time.monotonic() - seen_alive_at_s > settings.model_wait_s:
+                    raise ModelUnavailable(
+                        f"No server runs the model '{placement.request.model}' at the moment. "
+                        "Nothing was charged; please try again in a moment.",
+                        model=placement.request.model,
+                    )
+        except StopAsyncIteration:
+            raise _ended_early(placement) from None
+        finally:
+            waiting.cancel()
+
+    async def _place_in_queue(self, placement: Placement) -> QueuePosition | None:
+        """Where the request stands; None when no worker lives, or the queue does not answer."""
+        broker = self._services.broker
+        try:
+            if not await broker.heartbeats(placement.request.model):
+                return None
+            return await broker.position(placement.request)
+        except ModelUnavailable:
+            return None
+
+    async def _next_frame(self, placement: Placement) -> TokenFrame:
+        try:
+            async with asyncio.timeout(self._services.settings.silence_timeout_s):
+                return await anext(placement.stream)
+        except (TimeoutError, StopAsyncIteration):
+            raise _ended_early(placement) from None
+
+    def _accept(self, frame: TokenFrame) -> Piece | None:
+        """Note what the frame tells and pass its tokens on. Raises GenerationFailed."""
+        now_s = time.monotonic()
+        if self._first_frame_at_s is None:
+            self._first_frame_at_s = now_s
+            self._num_cached_tokens = min(
+                frame.num_cached_tokens, len(self._order.prompt_token_ids)
+            )
+        self._last_frame_at_s = now_s
+        if frame.timing is not None:
+            self._timing = Timings(
+                queued_us=frame.timing.queued_us,
+                prefill_us=frame.timing.prefill_us,
+                decode_us=frame.timing.decode_us,
+            )
+        if frame.error is not None or frame.finish_reason in ("error", "abort"):
+            log.error(
+                "generation_failed",
+                request_id=self._order.request_id,
+                model=self._order.listing.model.name,
+                reason=frame.error,
+            )
+            raise GenerationFailed("The model server failed on this request. Nothing was charged.")
+        if frame.finish_reason is not None:
+            self._ended_by_worker.add(frame.choice)
+        return self._choices[frame.choice].accept(frame)
+
+    # 2. settle
+
+    async def _close(self, outcome: Outcome) -> Settlement | None:
+        """Withdraw what still runs, then settle or void. None: there was nothing to close."""
+        placement = self._placement
+        if placement is None:
+            return None
+        if len(self._ended_by_worker) < self._order.num_choices:
+            self._services.running.start(_withdraw(placement))
+        closing = self._closing(placement, outcome)
+        self._services.metrics.observe_generation(
+            model=self._order.listing.model.name,
+            outcome=outcome,
+            timings=self._timings(),
+            prompt_tokens=len(self._order.prompt_token_ids),
+            output_tokens=self._num_output_tokens,
+        )
+        done, _ = await asyncio.wait({closing}, timeout=self._services.settings.settle_wait_s)
+        if not done:
+            raise SettlementDelayed(
+                "The answer is complete, but its charge could not be recorded yet. "
+                f"GET /v1/generations/{self._order.request_id} will show it.",
+                request_id=self._order.request_id,
+            )
+        return closing.result()
+
+    def _closing(self, placement: Placement, outcome: Outcome) -> "asyncio.Task[Settlement]":
+        """Charge for what was accepted; nothing for our faults, or for an abort before prefill."""
+        writer, running = self._services.hold_writer, self._services.running
+        hold, facts = placement.hold, self._facts()
+        is_free = outcome == PLATFORM_FAULT or self._first_frame_at_s is None
+        if is_free:
+            return running.start(writer.void(hold.request_id, hold.epoch, outcome, facts))
+        return running.start(
+            writer.settle(
+                SettleHold(
+                    request_id=hold.request_id,
+                    epoch=hold.epoch,
+                    uncached_input_tokens=len(self._order.prompt_token_ids)
+                    - self._num_cached_tokens,
+                    cached_input_tokens=self._num_cached_tokens,
+                    # The fence holds in the worker; nobody pays for more even if it did not.
+                    output_tokens=min(self._num_output_tokens, hold.authorized_output_tokens),
+                    outcome=outcome,
+                    facts=facts,
+                )
+            )
+        )
+
+    @property
+    def _num_output_tokens(self) -> int:
+        return sum(choice.num_tokens for choice in self._choices)
+
+    def _timings(self) -> Timings:
+        """The worker's durations, and the time to first token as this process saw it."""
+        if self._first_frame_at_s is None:
+            return Timings()
+        ttft_s = self._first_frame_at_s - self._order.arrived_at_s
+        told = self._timing or Timings()
+        seen_decode_us = int((self._last_frame_at_s - self._first_frame_at_s) * 1e6)
+        return Timings(
+            ttft_us=int(ttft_s * 1e6),
+            queued_us=told.queued_us,
+            prefill_us=told.prefill_us,
+            decode_us=told.decode_us if self._timing else seen_decode_us,
+        )
+
+    def _facts(self) -> UsageFacts:
+        timings = self._timings()
+        reasons = {choice.finish_reason for choice in self._choices} - {None}
+        return UsageFacts(
+            worker=None,
+            attempts=self._placement.stream.request.attempt if self._placement else 0,
+            ttft_us=timings.ttft_us,
+            queued_us=timings.queued_us,
+            prefill_us=timings.prefill_us,
+            decode_us=timings.decode_us,
+            finish_reason=",".join(sorted(str(reason) for reason in reasons)) or None,
+            streamed=self._order.is_streamed,
+        )
+
+    # 3. tell
+
+    def _summary(self, settlement: Settlement) -> Summary:
+        return Summary(
+            prompt_tokens=len(self._order.prompt_token_ids),
+            cached_tokens=self._num_cached_tokens,
+            completion_tokens=self._num_output_tokens,
+            num_choices=self._order.num_choices,
+            charge_nano_usd=settlement.charge_nano_usd,
+            available_nano_usd=settlement.available_nano_usd,
+            timings=self._timings(),
+        )
+
+    async def _tell_failure(self, answer: Answer, error: Exception) -> None:
+        """The answer has started: the error becomes its last event."""
+        log.error(
+            "stream_failed",
+            request_id=self._order.request_id,
+            error=type(error).__name__,
+            locations=locations(error)[-6:],
+        )
+        try:
+            await answer.fail(answer_to(error))
+        except ClientGone:
+            log.info("client_gone", request_id=self._order.request_id)
+
+
+def _ended_early(placement: Placement) -> RequestLost:
+    return RequestLost(
+        "The model server was lost before the answer was complete. Nothing was charged; "
+        "please try again.",
+        request_id=placement.request.request_id,
+    )
+
+
+async def _withdraw(placement: Placement) -> None:
+    """Tell the queue or the worker that nobody listens."""
+    try:
+        await placement.stream.cancel()
+    except PlatformError as error:
+        log.warning("withdrawal_failed", request_id=placement.request.request_id, code=error.code)

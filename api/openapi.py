@@ -1,0 +1,102 @@
+"""The OpenAPI document: bodies that are read raw are described by their pydantic models."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+REFERENCE = "#/components/schemas/{model}"
+
+ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+                "available": {"type": "string", "description": "Dollars; with 402 only."},
+                "required": {"type": "string", "description": "Dollars; with 402 only."},
+            },
+        }
+    },
+}
+
+ERRORS = {
+    400: "The request is not valid; `param` names the field.",
+    401: "The API key is missing, unknown, revoked or expired.",
+    402: "The credit does not cover this request.",
+    403: "The key or its organization may not do this.",
+    404: "There is no such thing, or it is not yours.",
+    413: "The body is too long.",
+    429: "Too many sign-ups from this network. Inference is never refused for its rate.",
+    503: "A part of this service is out of reach; nothing was charged.",
+}
+
+
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads `model` from its raw body."""
+    # Its title and its `$defs` are how `install` moves it to the components.
+    schema = model.model_json_schema(ref_template=REFERENCE)
+    content = {"application/json": {"schema": schema | {"title": model.__name__}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route: these failures, in the one envelope."""
+    schema = {"$ref": REFERENCE.format(model="Error")}
+    return {
+        status: {
+            "description": ERRORS[status],
+            "content": {"application/json": {"schema": schema}},
+        }
+        for status in statuses
+    }
+
+
+def install(application: FastAPI) -> None:
+    """Make `application` describe itself completely."""
+
+    def describe() -> dict[str, Any]:
+        if application.openapi_schema is None:
+            application.openapi_schema = _describe(application)
+        return application.openapi_schema
+
+    application.openapi = describe  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def _describe(application: FastAPI) -> dict[str, Any]:
+    document = get_openapi(
+        title=application.title,
+        version=application.version,
+        description=application.description,
+        routes=application.routes,
+    )
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    schemas["Error"] = ERROR_SCHEMA
+    for path in document["paths"].values():
+        for operation in path.values():
+            _hoist_body(operation, schemas)
+            # FastAPI announces its own 422, which this API never sends.
+            operation["responses"].pop("422", None)
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"bearer": []}]
+    return document
+
+
+def _hoist_body(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
+    if "requestBody" not in operation:
+        return
+    content = operation["requestBody"]["content"]["application/json"]
+    schema = content["schema"]
+    schemas.update(schema.pop("$defs", {}))
+    schemas[schema["title"]] = schema
+    content["schema"] = {"$ref": REFERENCE.format(model=schema["title"])}

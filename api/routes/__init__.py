@@ -1,0 +1,1 @@
+"""The addresses, one file per thing they speak of."""

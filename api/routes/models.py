@@ -1,0 +1,104 @@
+"""`GET /v1/models`: open to everybody, with prices, in OpenAI's form and OpenRouter's."""
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from api.catalogue import Listing
+from api.dependencies import ServicesDependency
+from api.openapi import errors
+from api.schemas.base import ResponseBody
+from billing.money import DECIMAL_PLACES, TOKENS_PER_PRICE
+
+router = APIRouter(tags=["models"])
+
+TOKEN_PRICE_PLACES = DECIMAL_PLACES + len(str(TOKENS_PER_PRICE)) - 1
+
+
+class Pricing(ResponseBody):
+    """Dollars per token as decimal strings, as OpenRouter asks of its providers."""
+
+    prompt: str
+    completion: str
+    input_cache_read: str
+    request: str = "0"
+    image: str = "0"
+
+
+class ModelObject(ResponseBody):
+    """One model: OpenAI's four fields, then what OpenRouter and vLLM clients read."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str
+    name: str
+    description: str
+    context_length: int
+    max_model_len: int
+    max_output_length: int
+    pricing: Pricing
+    input_modalities: list[str] = ["text"]
+    output_modalities: list[str] = ["text"]
+    quantization: str
+    supported_sampling_parameters: list[str] = [
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "stop",
+        "seed",
+        "max_tokens",
+    ]
+    supported_features: list[str] = ["logprobs"]
+
+
+class ModelList(ResponseBody):
+    """Every model that can be called now."""
+
+    object: str = "list"
+    data: list[ModelObject] = Field(default=[])
+
+
+@router.get("/v1/models", responses=errors(503), openapi_extra={"security": []})
+async def list_models(services: ServicesDependency) -> ModelList:
+    """All hosted models with prices; needs no key."""
+    listings = await services.catalogue.listings()
+    return ModelList(data=[model_object(listings[name]) for name in sorted(listings)])
+
+
+@router.get("/v1/models/{model_id:path}", responses=errors(404), openapi_extra={"security": []})
+async def get_model(model_id: str, services: ServicesDependency) -> ModelObject:
+    """One model; ids contain slashes. Needs no key."""
+    return model_object(await services.catalogue.find(model_id))
+
+
+def model_object(listing: Listing) -> ModelObject:
+    """A listing as clients read it."""
+    model, price = listing.model, listing.price
+    return ModelObject(
+        id=model.name,
+        created=model.created_at // 1_000_000,
+        owned_by=model.name.split("/")[0],
+        name=model.name,
+        description=model.description or "",
+        context_length=model.context_length,
+        max_model_len=model.context_length,
+        max_output_length=model.context_length - 1,
+        pricing=Pricing(
+            prompt=per_token(price.input_nano_usd_per_million),
+            completion=per_token(price.output_nano_usd_per_million),
+            input_cache_read=per_token(price.cached_input_nano_usd_per_million),
+        ),
+        quantization=model.dtype,
+    )
+
+
+def per_token(nano_usd_per_million: int) -> str:
+    """Dollars per token, exactly: a decimal without exponent or needless zeros."""
+    digits = str(nano_usd_per_million).rjust(TOKEN_PRICE_PLACES + 1, "0")
+    dollars, fraction = digits[:-TOKEN_PRICE_PLACES], digits[-TOKEN_PRICE_PLACES:]
+    return f"{dollars}.{fraction}".rstrip("0").rstrip(".")

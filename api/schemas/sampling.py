@@ -1,0 +1,125 @@
+"""The parameters that every generation route shares, and what they mean to the engine."""
+
+import random
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from api.errors import InvalidRequest, UnsupportedParameter
+from api.schemas.base import INT32_MAX, INT64_MAX, INT64_MIN, RequestBody
+from engine.messages import Sampling
+
+NUM_CHOICES_MAX = 16
+NUM_STOPS_MAX = 16
+STOP_LENGTH_MAX = 1_000
+NUM_BIASES_MAX = 4_096
+GREEDY_BELOW = 1e-4
+"""A temperature this low would overflow logits / temperature and samples the maximum anyway."""
+
+Tokens = Annotated[int, Field(ge=1, le=INT64_MAX)]
+"""A count of output tokens. More than the context holds is clamped to what is left of it."""
+Stop = Annotated[str, Field(max_length=STOP_LENGTH_MAX)]
+
+
+class StreamOptions(RequestBody):
+    """`stream_options`: whether the last chunk tells the usage."""
+
+    include_usage: bool = False
+
+
+class GenerationBody(RequestBody):
+    """What `/v1/chat/completions` and `/v1/completions` have in common."""
+
+    model: str = Field(
+        min_length=1, max_length=300, examples=["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    )
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(default=1, ge=1, le=NUM_CHOICES_MAX)
+    max_tokens: Tokens | None = None
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, ge=0, le=1)
+    top_k: int = Field(default=0, ge=-1, le=INT32_MAX)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(default=1.0, gt=0, le=10)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        default=None, max_length=NUM_BIASES_MAX
+    )
+    seed: int | None = Field(default=None, ge=INT64_MIN, le=INT64_MAX)
+    stop: list[Stop] = Field(default=[], max_length=NUM_STOPS_MAX)
+    stop_token_ids: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] = Field(
+        default=[], max_length=NUM_STOPS_MAX
+    )
+    min_tokens: int = Field(default=0, ge=0, le=INT32_MAX)
+    ignore_eos: bool = False
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_is_a_list(cls, stop: Any) -> Any:
+        return [stop] if isinstance(stop, str) else stop
+
+    @field_validator("logit_bias", mode="after")
+    @classmethod
+    def _bias_keys_are_ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+        for key in bias or ():
+            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+                raise ValueError("keys must be token ids written in digits")
+        return bias
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> "GenerationBody":
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest(
+                "'stream_options' is only allowed with 'stream': true.", param="stream_options"
+            )
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stops that can match: an empty one never does."""
+        return tuple(stop for stop in self.stop if stop)
+
+    def sampling(
+        self, *, vocab_size: int, eos_token_ids: tuple[int, ...], num_logprobs: int | None
+    ) -> Sampling:
+        """The same for the engine. Raises InvalidRequest for ids outside of the vocabulary."""
+        bias = {int(key): value for key, value in (self.logit_bias or {}).items()}
+        _check_vocabulary(bias, vocab_size, "logit_bias")
+        _check_vocabulary(self.stop_token_ids, vocab_size, "stop_token_ids")
+        eos = () if self.ignore_eos else eos_token_ids
+        return Sampling(
+            temperature=0.0 if self.temperature < GREEDY_BELOW else self.temperature,
+            top_p=self.top_p or 1.0,
+            # top_p = 0 keeps the most likely token alone, which is what top_k = 1 says exactly.
+            top_k=1 if self.top_p == 0 else max(self.top_k, 0),
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias=bias or None,
+            seed=random.getrandbits(63) if self.seed is None else self.seed,
+            stop_token_ids=tuple(sorted({*eos, *self.stop_token_ids})),
+            min_tokens=self.min_tokens,
+            num_logprobs=num_logprobs,
+        )
+
+
+def _check_vocabulary(token_ids: Any, vocab_size: int, param: str) -> None:
+    if any(token_id >= vocab_size for token_id in token_ids):
+        raise InvalidRequest(
+            f"'{param}' names a token outside of this model's vocabulary of {vocab_size}.",
+            param=param,
+        )
+
+
+def refuse(param: str, is_used: bool) -> None:
+    """Raise UnsupportedParameter when a parameter that is not built yet is really used."""
+    if is_used:
+        raise UnsupportedParameter(f"'{param}' is not supported yet.", param=param)

@@ -1,0 +1,147 @@
+"""Answers on the wire by raw ASGI `send`: server-sent events, or one JSON body.
+
+No generator and no pydantic per token: a frame is one `send` of bytes. FastAPI's StreamingResponse
+alone would cost a core for 25,000 frames a second.
+"""
+
+import asyncio
+from typing import Protocol
+
+from starlette.types import Send
+
+from api.choices import Piece
+from api.errors import ErrorAnswer
+from api.formats import Format
+from api.summary import Summary
+from common.errors import PlatformError
+from engine.broker.positions import QueuePosition
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # nginx would collect the events of a stream otherwise.
+    (b"x-accel-buffering", b"no"),
+]
+DONE = b"data: [DONE]\n\n"
+
+
+class ClientGone(PlatformError):
+    """Nobody reads any more. Never answered, because nobody would read that either."""
+
+    code = "client_gone"
+
+
+class Answer(Protocol):
+    """Where a generation's output goes. Until it `is_started`, an error can still be a status."""
+
+    is_started: bool
+
+    async def report_queue(self, place: QueuePosition) -> None:
+        """Tell a waiting caller where it stands."""
+
+    async def add(self, piece: Piece) -> None:
+        """New text of one choice. Raises ClientGone."""
+
+    async def finish(self, summary: Summary) -> None:
+        """The end; the request is settled."""
+
+    async def fail(self, error: ErrorAnswer) -> None:
+        """The end of an answer that had started."""
+
+
+class StreamedAnswer:
+    """Server-sent events; each piece leaves as soon as it is there."""
+
+    def __init__(
+        self, send: Send, answer_format: Format, *, include_usage: bool, send_timeout_s: float
+    ) -> None:
+        self.is_started = False
+        self._send = send
+        self._format = answer_format
+        self._include_usage = include_usage
+        self._send_timeout_s = send_timeout_s
+        self._opened: set[int] = set()
+
+    async def report_queue(self, place: QueuePosition) -> None:
+        """A comment, which every client ignores and every proxy counts as traffic."""
+        eta = "" if place.eta_ms is None else f" eta_ms={place.eta_ms}"
+        await self._write(f": queued position={place.position}{eta}\n\n".encode())
+
+    async def add(self, piece: Piece) -> None:
+        """One write: the opening where needed, the text, and the end where it is one."""
+        payload = b""
+        if piece.choice not in self._opened:
+            self._opened.add(piece.choice)
+            payload = self._format.first_chunk(piece.choice)
+        if piece.text or piece.tokens:
+            payload += self._format.text_chunk(piece)
+        if piece.finish_reason is not None:
+            payload += self._format.finish_chunk(piece)
+        if payload:
+            await self._write(payload)
+
+    async def finish(self, summary: Summary) -> None:
+        """Usage when it was asked for, then `[DONE]`."""
+        usage = self._format.usage_chunk(summary) if self._include_usage else b""
+        await self._write(usage + DONE, is_last=True)
+
+    async def fail(self, error: ErrorAnswer) -> None:
+        """An error event, then `[DONE]`: without it some clients hang."""
+        await self._write(b"data: " + error.envelope() + b"\n\n" + DONE, is_last=True)
+
+    async def _write(self, payload: bytes, *, is_last: bool = False) -> None:
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                if not self.is_started:
+                    self.is_started = True
+                    await self._send(
+                        {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
+                    )
+                await self._send(
+                    {"type": "http.response.body", "body": payload, "more_body": not is_last}
+                )
+        except (TimeoutError, OSError):
+            raise ClientGone("The client has stopped reading.") from None
+
+
+class WholeAnswer:
+    """One JSON object at the end."""
+
+    def __init__(self, send: Send, answer_format: Format) -> None:
+        self.is_started = False
+        self._send = send
+        self._format = answer_format
+        self._pieces: dict[int, list[Piece]] = {}
+
+    async def report_queue(self, place: QueuePosition) -> None:
+        """Nothing: a JSON body has no comments."""
+
+    async def add(self, piece: Piece) -> None:
+        """Keep it."""
+        self._pieces.setdefault(piece.choice, []).append(piece)
+
+    async def finish(self, summary: Summary) -> None:
+        """Send the object."""
+        choices = [_joined(pieces) for _, pieces in sorted(self._pieces.items())]
+        body = self._format.whole(choices, summary)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        self.is_started = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def fail(self, error: ErrorAnswer) -> None:
+        """Never reached: nothing is sent before the end, so errors are statuses."""
+        raise AssertionError("a whole answer cannot fail after it started")
+
+
+def _joined(pieces: list[Piece]) -> Piece:
+    """All pieces of one choice as one."""
+    return Piece(
+        choice=pieces[0].choice,
+        text="".join(piece.text for piece in pieces),
+        tokens=tuple(token for piece in pieces for token in piece.tokens),
+        finish_reason=pieces[-1].finish_reason,
+    )

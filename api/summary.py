@@ -1,0 +1,65 @@
+"""What a finished request used, cost and took: the `usage` and `timing` of every answer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from billing.money import format_usd
+
+MICROSECONDS_PER_MILLISECOND = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Durations in microseconds; None where the worker never told."""
+
+    ttft_us: int | None = None
+    """From arrival here to the first token here: what the caller waited, the network apart."""
+    queued_us: int | None = None
+    prefill_us: int | None = None
+    decode_us: int | None = None
+
+    def as_json(self, output_tokens: int, num_choices: int = 1) -> dict[str, Any]:
+        """The `timing` object; the decode rate is of one choice, after its first token."""
+        rate = None
+        if self.decode_us and output_tokens > num_choices:
+            decoded = (output_tokens - num_choices) / num_choices
+            rate = round(decoded / (self.decode_us / 1e6), 3)
+        return {
+            "queued_ms": milliseconds(self.queued_us),
+            "prefill_ms": milliseconds(self.prefill_us),
+            "ttft_ms": milliseconds(self.ttft_us),
+            "decode_tokens_per_s": rate,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A settled request, to the nano-dollar as the ledger has it."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    num_choices: int
+    charge_nano_usd: int
+    available_nano_usd: int
+    timings: Timings
+
+    def usage(self) -> dict[str, Any]:
+        """The `usage` object. `prompt_tokens` includes the cached ones, as OpenAI counts."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "cost": format_usd(self.charge_nano_usd),
+            "balance_remaining": format_usd(self.available_nano_usd),
+        }
+
+    def timing(self) -> dict[str, Any]:
+        """The `timing` object."""
+        return self.timings.as_json(self.completion_tokens, self.num_choices)
+
+
+def milliseconds(microseconds: int | None) -> float | None:
+    """Milliseconds with three places, or None."""
+    return None if microseconds is None else microseconds / MICROSECONDS_PER_MILLISECOND

@@ -1,0 +1,322 @@
+"""How a group's decisions reach the tables: one statement a table, then the guarded balances.
+
+Every UPDATE repeats the condition that its decision rested on, and counts the rows it changed. The
+locks make a difference impossible; if one were ever missing, the transaction fails instead of
+overselling.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Executable, bindparam, insert, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+from billing.errors import LedgerConflict
+from billing.hold_operations import Hold, Outcome, UsageFacts
+from billing.lots import OpenLot, Use
+from billing.models import (
+    Balance,
+    CreditLot,
+    HoldRecord,
+    LedgerEntry,
+    LedgerTransaction,
+    LotUse,
+    UsageHour,
+    UsageRecord,
+)
+from common.ids import new_id
+from common.upsert import insert_for
+
+HOLD_COLUMNS = tuple(HoldRecord.__table__.c.keys())
+US_PER_HOUR = 3_600_000_000
+NO_KEY = "session"
+_NO_FLOOR = -(2**62)
+
+
+@dataclass(slots=True)
+class HoldState:
+    """A row of `holds` as this transaction sees and changes it."""
+
+    request_id: str
+    organization_id: str
+    api_key_id: str | None
+    model: str
+    price_id: str
+    gateway: str
+    amount_nano_usd: int
+    input_tokens: int
+    authorized_output_tokens: int
+    epoch: int
+    state: str
+    charge_nano_usd: int | None
+    outcome: str | None
+    created_at: int
+    closed_at: int | None
+    loaded_epoch: int = 1
+    """What the epoch was when it was loaded; the UPDATE asks for it again."""
+
+    def as_open(self) -> Hold:
+        """What its gateway needs to know."""
+        return Hold(
+            self.request_id, self.epoch, self.authorized_output_tokens, self.amount_nano_usd
+        )
+
+    def as_row(self) -> dict[str, Any]:
+        """The columns."""
+        return {name: getattr(self, name) for name in HOLD_COLUMNS}
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedHold:
+    """A hold that this transaction closes: its usage, its postings, the lots that paid."""
+
+    hold: HoldState
+    outcome: Outcome
+    facts: UsageFacts
+    uncached_input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    charge_nano_usd: int = 0
+    is_billable: bool = False
+    postings: Sequence[tuple[str, int]] = ()
+    uses: Sequence[Use] = ()
+
+
+@dataclass(slots=True)
+class _Move:
+    posted: int = 0
+    held: int = 0
+    is_guarded: bool = False
+
+
+@dataclass(slots=True)
+class BookChanges:
+    """Everything that a group decided."""
+
+    new_holds: list[HoldState] = field(default_factory=list)
+    changed_holds: dict[str, HoldState] = field(default_factory=dict)
+    closed: list[ClosedHold] = field(default_factory=list)
+    moves: dict[str, _Move] = field(default_factory=dict)
+
+    def move(
+        self, organization_id: str, *, posted: int, held: int, is_guarded: bool = False
+    ) -> None:
+        """Add to a balance; guarded: only if it is not below zero in the end."""
+        move = self.moves.setdefault(organization_id, _Move())
+        move.posted += posted
+        move.held += held
+        move.is_guarded |= is_guarded
+
+
+async def write_changes(
+    session: AsyncSession,
+    changes: BookChanges,
+    open_lots: dict[str, list[OpenLot]],
+    *,
+    now_us: int,
+) -> None:
+    """Write a group's decisions in the session's transaction."""
+    connection = await session.connection()
+    await _write_holds(connection, changes)
+    await _write_ledger(connection, changes.closed, open_lots, now_us)
+    await _write_usage(session, connection, changes.closed, now_us)
+    await _write_balances(connection, changes.moves)
+
+
+async def _write_holds(connection: AsyncConnection, changes: BookChanges) -> None:
+    await _insert(connection, HoldRecord, [hold.as_row() for hold in changes.new_holds])
+    new_ids = {hold.request_id for hold in changes.new_holds}
+    statement = (
+        update(HoldRecord.__table__)
+        .where(
+            HoldRecord.request_id == bindparam("b_request_id"),
+            HoldRecord.state == "open",
+            HoldRecord.epoch == bindparam("b_loaded_epoch"),
+        )
+        .values(
+            amount_nano_usd=bindparam("b_amount_nano_usd"),
+            authorized_output_tokens=bindparam("b_authorized_output_tokens"),
+            epoch=bindparam("b_epoch"),
+            state=bindparam("b_state"),
+            charge_nano_usd=bindparam("b_charge_nano_usd"),
+            outcome=bindparam("b_outcome"),
+            closed_at=bindparam("b_closed_at"),
+        )
+    )
+    rows = [
+        {f"b_{name}": value for name, value in hold.as_row().items()}
+        | {"b_loaded_epoch": hold.loaded_epoch}
+        for hold in changes.changed_holds.values()
+        if hold.request_id not in new_ids
+    ]
+    await _update(connection, statement, rows)
+
+
+async def _write_ledger(
+    connection: AsyncConnection,
+    closed: Sequence[ClosedHold],
+    open_lots: dict[str, list[OpenLot]],
+    now_us: int,
+) -> None:
+    """One transaction a charge, its entries, and what it took from the lots."""
+    transactions, entries, lot_uses = [], [], []
+    for ended in closed:
+        if ended.charge_nano_usd == 0:
+            continue
+        transaction_id = new_id("txn")
+        assert sum(amount for _, amount in ended.postings) == 0
+        transactions.append(
+            {
+                "id": transaction_id,
+                "key": f"usage:{ended.hold.request_id}",
+                "kind": "usage",
+                "organization_id": ended.hold.organization_id,
+                "actor": ended.hold.gateway,
+                "memo": ended.hold.model,
+                "created_at": now_us,
+            }
+        )
+        entries += [
+            {
+                "transaction_id": transaction_id,
+                "line": line,
+                "account": account,
+                "amount_nano_usd": amount,
+            }
+            for line, (account, amount) in enumerate(ended.postings)
+        ]
+        lot_uses += [
+            {
+                "transaction_id": transaction_id,
+                "lot_id": part.lot_id,
+                "amount_nano_usd": part.amount_nano_usd,
+            }
+            for part in ended.uses
+        ]
+    await _insert(connection, LedgerTransaction, transactions)
+    await _insert(connection, LedgerEntry, entries)
+    await _insert(connection, LotUse, lot_uses)
+    used = {row["lot_id"] for row in lot_uses}
+    statement = (
+        update(CreditLot.__table__)
+        .where(CreditLot.id == bindparam("b_id"))
+        .values(remaining_nano_usd=bindparam("b_remaining"))
+    )
+    remaining = [
+        {"b_id": lot.id, "b_remaining": lot.remaining_nano_usd}
+        for lots in open_lots.values()
+        for lot in lots
+        if lot.id in used
+    ]
+    await _update(connection, statement, remaining)
+
+
+async def _write_usage(
+    session: AsyncSession, connection: AsyncConnection, closed: Sequence[ClosedHold], now_us: int
+) -> None:
+    """A record for each closed hold, and the sums of its hour."""
+    await _insert(connection, UsageRecord, [_usage_row(ended, now_us) for ended in closed])
+    sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
+    for ended in closed:
+        hold = ended.hold
+        counts = (
+            1,
+            ended.uncached_input_tokens,
+            ended.cached_input_tokens,
+            ended.output_tokens,
+            ended.charge_nano_usd,
+        )
+        hour = sums[hold.organization_id, hold.api_key_id or NO_KEY, hold.model]
+        for position, count in enumerate(counts):
+            hour[position] += count
+    identity = ("organization_id", "api_key_id", "model")
+    counters = (
+        "requests",
+        "uncached_input_tokens",
+        "cached_input_tokens",
+        "output_tokens",
+        "charge_nano_usd",
+    )
+    statement = insert_for(session, UsageHour)
+    upsert = statement.on_conflict_do_update(
+        index_elements=[*identity, "hour"],
+        set_={name: UsageHour.__table__.c[name] + statement.excluded[name] for name in counters},
+    )
+    rows = [
+        dict(zip(identity, key, strict=True))
+        | dict(zip(counters, sums[key], strict=True))
+        | {"hour": now_us // US_PER_HOUR}
+        for key in sorted(sums)
+    ]
+    if rows:
+        await connection.execute(upsert, rows)
+
+
+def _usage_row(ended: ClosedHold, now_us: int) -> dict[str, Any]:
+    hold, facts = ended.hold, ended.facts
+    return {
+        "request_id": hold.request_id,
+        "organization_id": hold.organization_id,
+        "api_key_id": hold.api_key_id,
+        "model": hold.model,
+        "price_id": hold.price_id,
+        "uncached_input_tokens": ended.uncached_input_tokens,
+        "cached_input_tokens": ended.cached_input_tokens,
+        "output_tokens": ended.output_tokens,
+        "charge_nano_usd": ended.charge_nano_usd,
+        "is_billable": ended.is_billable,
+        "outcome": ended.outcome,
+        "finish_reason": facts.finish_reason,
+        "is_streamed": facts.streamed,
+        "worker": facts.worker,
+        "attempts": facts.attempts,
+        "ttft_us": facts.ttft_us,
+        "queued_us": facts.queued_us,
+        "prefill_us": facts.prefill_us,
+        "decode_us": facts.decode_us,
+        "created_at": now_us,
+    }
+
+
+async def _write_balances(connection: AsyncConnection, moves: dict[str, _Move]) -> None:
+    """Last of all, and guarded: what new holds reserve must be covered by what is there."""
+    posted = Balance.posted_nano_usd + bindparam("b_posted")
+    held = Balance.held_nano_usd + bindparam("b_held")
+    statement = (
+        update(Balance.__table__)
+        .where(
+            Balance.organization_id == bindparam("b_organization_id"),
+            posted - held >= bindparam("b_floor"),
+        )
+        .values(posted_nano_usd=posted, held_nano_usd=held)
+    )
+    rows = [
+        {
+            "b_organization_id": organization_id,
+            "b_posted": moves[organization_id].posted,
+            "b_held": moves[organization_id].held,
+            "b_floor": 0 if moves[organization_id].is_guarded else _NO_FLOOR,
+        }
+        for organization_id in sorted(moves)
+    ]
+    await _update(connection, statement, rows)
+
+
+async def _insert(
+    connection: AsyncConnection, table: type[Any], rows: list[dict[str, Any]]
+) -> None:
+    if rows:
+        await connection.execute(insert(table.__table__), rows)
+
+
+async def _update(
+    connection: AsyncConnection, statement: Executable, rows: list[dict[str, Any]]
+) -> None:
+    """Run one UPDATE for each row; a row that changes nothing fails the transaction."""
+    if not rows:
+        return
+    result = await connection.execute(statement, rows)
+    if result.rowcount != len(rows):
+        raise LedgerConflict("A guarded update found its row changed.", rows=len(rows))

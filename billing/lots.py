@@ -1,0 +1,84 @@
+"""Credit lots: which credit is used first, and what kind it was.
+
+Order: credit that nobody paid for before paid credit, then what expires first, then the oldest.
+What is left in an organization's lots is always its posted balance, or nothing if that is negative.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.models import CreditLot
+
+LotKind = Literal["promotional", "goodwill", "paid"]
+_NEVER = 2**63 - 1
+
+
+@dataclass(slots=True)
+class OpenLot:
+    """A lot with something left in it, as one transaction sees and changes it."""
+
+    id: str
+    organization_id: str
+    kind: str
+    remaining_nano_usd: int
+    expires_at: int | None
+    created_at: int
+
+    @property
+    def is_paid(self) -> bool:
+        """Was this credit bought? Then using it is revenue."""
+        return self.kind == "paid"
+
+    @property
+    def order(self) -> tuple[bool, int, int, str]:
+        """The least is used first."""
+        expires_at = _NEVER if self.expires_at is None else self.expires_at
+        return (self.is_paid, expires_at, self.created_at, self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A part of a transaction that one lot pays for."""
+
+    lot_id: str
+    amount_nano_usd: int
+    is_paid: bool
+
+
+async def load_open_lots(
+    session: AsyncSession, organization_ids: Iterable[str]
+) -> dict[str, list[OpenLot]]:
+    """Lots with something left, in order of use. The caller has locked the balances."""
+    found = await session.execute(
+        select(
+            CreditLot.id,
+            CreditLot.organization_id,
+            CreditLot.kind,
+            CreditLot.remaining_nano_usd,
+            CreditLot.expires_at,
+            CreditLot.created_at,
+        ).where(
+            CreditLot.organization_id.in_(sorted(set(organization_ids))),
+            CreditLot.remaining_nano_usd > 0,
+        )
+    )
+    lots: dict[str, list[OpenLot]] = {}
+    for lot in sorted((OpenLot(*row) for row in found), key=lambda lot: lot.order):
+        lots.setdefault(lot.organization_id, []).append(lot)
+    return lots
+
+
+def use(lots: list[OpenLot], amount: int) -> list[Use]:
+    """Take `amount` from the lots in order; less when they hold less, for a balance below zero."""
+    uses = []
+    for lot in lots:
+        taken = min(lot.remaining_nano_usd, amount)
+        if taken > 0:
+            lot.remaining_nano_usd -= taken
+            amount -= taken
+            uses.append(Use(lot.id, taken, lot.is_paid))
+    return uses

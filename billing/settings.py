@@ -1,0 +1,28 @@
+"""Settings of billing: the free credit, leases, the writer's limits."""
+
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from billing.money import NANO_PER_DOLLAR
+
+
+class BillingSettings(BaseSettings):
+    """`NCOMPASS_BILLING_…`."""
+
+    model_config = SettingsConfigDict(env_prefix="NCOMPASS_BILLING_", frozen=True)
+
+    signup_credit_nano_usd: int = 100 * NANO_PER_DOLLAR
+    """The free credit of a new account, once per inbox."""
+
+    gateway_lease_s: int = 30
+    """A gateway that has not renewed for so long is dead, and the sweeper closes its holds."""
+    gateway_renew_every_s: float = 5.0
+    sweep_every_s: float = 5.0
+    outbox_every_s: float = 5.0
+    reconcile_every_s: float = 3_600.0
+
+    max_group: int = 128
+    """Operations on holds that share one database transaction."""
+    max_waiting_admits: int = 10_000
+    """Admissions that may wait for the writer at once; further callers wait for a place."""
+    settle_patience_s: float = 60.0
+    """How long a settlement is tried again while the database cannot be reached."""

@@ -1,0 +1,136 @@
+"""What one step computes, as flat numpy arrays: prefill chunks first, then decodes.
+
+Every array is built once per step; nothing here runs per decoding sequence in Python.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.sequence import Sequence
+from engine.slots import SlotTable
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledChunk:
+    """The next `num_tokens` tokens of a sequence; the last ones of its prompt if `is_last`."""
+
+    sequence: Sequence
+    num_tokens: int
+    is_last: bool
+    sample_slots: list[int]
+    """The slots of all its choices when the chunk is the last one, else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """num_tokens = T, num_seqs = S, sampled rows = R."""
+
+    chunks: list[ScheduledChunk]
+    decode_slots: NDArray[np.intp]
+    copies: list[tuple[int, int]]
+    """KV blocks to copy (source, destination) before the step writes."""
+    token_ids: NDArray[np.int32]
+    """[T]"""
+    positions: NDArray[np.int64]
+    """[T]: index of each token in its sequence."""
+    slot_mapping: NDArray[np.int64]
+    """[T]: block · block_size + offset, where the token's KV is written."""
+    query_start: NDArray[np.int32]
+    """[S + 1]"""
+    context_lens: NDArray[np.int32]
+    """[S]: tokens that are in the KV cache after this step."""
+    block_tables: NDArray[np.int32]
+    """[S, max_blocks]"""
+    max_query_len: int
+    max_context_len: int
+    sample_rows: NDArray[np.int64]
+    """[R]: rows of the [T] axis whose logits are wanted; a forking prompt's row repeats."""
+    sample_slots: NDArray[np.intp]
+    """[R]"""
+    scheduled_us: int
+    """When the step began, by the engine's clock."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return len(self.context_lens) == 0
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of the chunks."""
+        return len(self.token_ids) - len(self.decode_slots)
+
+
+def build_batch(
+    slots: SlotTable,
+    chunks: list[ScheduledChunk],
+    decode_slots: NDArray[np.intp],
+    copies: list[tuple[int, int]],
+    *,
+    block_size: int,
+    scheduled_us: int,
+) -> StepBatch:
+    """Gather the arrays of one step from the chunks' sequences and the slot columns."""
+    # 1. prefill chunks: one Python turn each, they are few
+    starts = np.array([chunk.sequence.num_computed for chunk in chunks], dtype=np.int64)
+    lens = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
+    token_parts = [
+        chunk.sequence.token_ids[start : start + chunk.num_tokens]
+        for chunk, start in zip(chunks, starts.tolist(), strict=True)
+    ]
+    chunk_slots = np.array([chunk.sequence.slot for chunk in chunks], dtype=np.intp)
+
+    # 2. decodes: columns only
+    num_decodes = len(decode_slots)
+    decode_context = slots.num_tokens[decode_slots]
+
+    # 3. both together
+    seq_slots = np.concatenate([chunk_slots, decode_slots])
+    context_lens = np.concatenate([(starts + lens).astype(np.int32), decode_context])
+    query_lens = np.concatenate([lens, np.ones(num_decodes, dtype=np.int64)])
+    query_start = np.zeros(len(seq_slots) + 1, dtype=np.int32)
+    np.cumsum(query_lens, out=query_start[1:])
+    positions = _positions(query_start, query_lens, context_lens)
+    owner = np.repeat(seq_slots, query_lens)
+    blocks = slots.block_tables[owner, positions // block_size].astype(np.int64)
+    max_context_len = int(context_lens.max(initial=0))
+    chunk_rows, chunk_sample_slots = _chunk_samples(chunks, query_start)
+    decode_rows = query_start[len(chunks) : -1].astype(np.int64)
+    return StepBatch(
+        chunks=chunks,
+        decode_slots=decode_slots,
+        copies=copies,
+        token_ids=np.concatenate([*token_parts, slots.last_token[decode_slots]]),
+        positions=positions,
+        slot_mapping=blocks * block_size + positions % block_size,
+        query_start=query_start,
+        context_lens=context_lens,
+        block_tables=slots.block_tables[seq_slots, : -(-max_context_len // block_size)],
+        max_query_len=int(query_lens.max(initial=0)),
+        max_context_len=max_context_len,
+        sample_rows=np.concatenate([np.array(chunk_rows, dtype=np.int64), decode_rows]),
+        sample_slots=np.concatenate([np.array(chunk_sample_slots, dtype=np.intp), decode_slots]),
+        scheduled_us=scheduled_us,
+    )
+
+
+def _positions(
+    query_start: NDArray[np.int32], query_lens: NDArray[np.int64], context_lens: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """[T]: each query token's index in its sequence; the last one is context_len - 1."""
+    first = context_lens - query_lens - query_start[:-1]
+    return np.arange(query_start[-1], dtype=np.int64) + np.repeat(first, query_lens)
+
+
+def _chunk_samples(
+    chunks: list[ScheduledChunk], query_start: NDArray[np.int32]
+) -> tuple[list[int], list[int]]:
+    """The last row of every finishing chunk, once for each of its choices, and their slots."""
+    rows: list[int] = []
+    sample_slots: list[int] = []
+    for index, chunk in enumerate(chunks):
+        rows += [int(query_start[index + 1]) - 1] * len(chunk.sample_slots)
+        sample_slots += chunk.sample_slots
+    return rows, sample_slots

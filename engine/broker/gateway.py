@@ -1,0 +1,393 @@
+"""The API node's end of the broker: requests out, frames in, for thousands of streams at once.
+
+One task runs every script (`Commands`), one reader per model waits for frames and hands them to
+their streams, one task announces the node once a second, looks where its requests stand and sweeps.
+A node that stops announcing itself is dead after `node_ms`, and workers stop its requests.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from engine.broker import scripts
+from engine.broker.commands import Commands
+from engine.broker.keys import MODELS, Keys
+from engine.broker.positions import DrainRate, QueuePosition, QueueShape
+from engine.broker.settings import BrokerSettings
+from engine.broker.stream import RequestStream
+from engine.errors import ModelUnavailable
+from engine.messages import ControlMessage, GenerateRequest, Heartbeat, StepFrames, TokenFrame
+
+logger = logging.getLogger(__name__)
+
+LOOK_LIMIT = 500
+"""Requests that one script looks at: about 2 ms of Redis."""
+READ_LIMIT = 32
+"""Messages handled before other tasks get their turn."""
+READ_BLOCK_MS = 1_000
+READ_RETRY_S = 0.2
+CANCELLED_LIMIT = 10_000
+CANCEL_AGAIN_S = 1.0
+MODEL_MS = 60_000
+"""A model without a heartbeat for this long has no workers to list."""
+
+
+class _Link:
+    """What a node keeps of one model."""
+
+    __slots__ = (
+        "born",
+        "keys",
+        "last_id",
+        "places",
+        "rate",
+        "read_since",
+        "reader",
+        "refreshed",
+        "shape",
+        "streams",
+        "wiped_at",
+    )
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+        self.streams: dict[str, RequestStream] = {}
+        self.reader: asyncio.Task[None] | None = None
+        self.last_id = "0-0"
+        self.read_since = 0.0
+        """Loop time at which the read began that is under way."""
+        self.born = b""
+        self.wiped_at: float | None = None
+        self.shape = QueueShape((), 0)
+        self.places: dict[str, int] = {}
+        self.rate = DrainRate()
+        self.refreshed = 0.0
+
+
+class GatewayBroker:
+    """Requests of one API node to the workers of all models, and the streams of their tokens.
+
+    `redis` must answer in bytes (`decode_responses=False`); it is used by one connection for all
+    scripts and one per model for reading.
+    """
+
+    def __init__(self, redis: Redis, node: str, *, settings: BrokerSettings) -> None:
+        assert not redis.connection_pool.connection_kwargs.get("decode_responses")
+        self.node = node
+        self._redis = redis
+        self._settings = settings
+        self._commands = Commands(redis, settings)
+        self._links: dict[str, _Link] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._cancelled: OrderedDict[str, float] = OrderedDict()
+        self._heartbeats: dict[str | None, tuple[float, list[Heartbeat]]] = {}
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(StepFrames)
+        self._heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+
+    async def start(self) -> None:
+        """Start the tasks. Redis need not be reachable yet."""
+        self._spawn(self._commands.run())
+        self._spawn(self._keep_announcing())
+
+    async def stop(self) -> None:
+        """Say goodbye, so that workers stop this node's requests now, and end every stream."""
+        goodbyes = [
+            self._commands.call(scripts.LEAVE, link.keys.prefix, self.node)
+            for link in self._links.values()
+        ]
+        if goodbyes:
+            await asyncio.wait(goodbyes, timeout=1.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *goodbyes, return_exceptions=True)
+        for link in self._links.values():
+            for stream in list(link.streams.values()):
+                stream.fail("the gateway is stopping")
+            link.streams.clear()
+
+    @property
+    def num_streams(self) -> int:
+        """Open streams."""
+        return sum(len(link.streams) for link in self._links.values())
+
+    # -- requests out
+
+    async def submit(self, request: GenerateRequest, *, confirmed: bool) -> RequestStream:
+        """Put a request into the queue; unless `confirmed`, no worker may take it yet.
+
+        Raises ModelUnavailable where Redis does not answer or this node has too many streams open.
+        """
+        assert request.node == self.node
+        if self.num_streams >= self._settings.streams_limit:
+            raise ModelUnavailable("this node serves too many streams", limit=self.num_streams)
+        link = self._link(request.model)
+        stream = RequestStream(request, is_confirmed=confirmed, cancel=self.cancel)
+        link.streams[request.request_id] = stream
+        try:
+            await self._submit(link, request, confirmed=confirmed)
+        except BaseException:
+            await self._abandon(link, request)
+            raise
+        return stream
+
+    async def confirm(self, request: GenerateRequest) -> None:
+        """The hold is committed: let workers take the request, in whatever state it is by now."""
+        link = self._link(request.model)
+        stream = link.streams.get(request.request_id)
+        if stream is None:
+            return
+        is_known = await self._commands.call(scripts.CONFIRM, link.keys.prefix, request.request_id)
+        if not is_known and not stream.has_emitted and not stream.is_closed:
+            # It expired unconfirmed, or Redis was wiped.
+            await self._submit(link, request, confirmed=True)
+        stream.is_confirmed = True
+
+    async def cancel(self, request: GenerateRequest) -> None:
+        """Withdraw a request from the queue or from its worker; harmless at any time.
+
+        A request whose worker cannot be reached now is cancelled when its next frame arrives.
+        """
+        link = self._link(request.model)
+        link.streams.pop(request.request_id, None)
+        link.places.pop(request.request_id, None)
+        await self._cancel(link, request.request_id)
+
+    async def tell(self, model: str, worker: str, message: ControlMessage) -> None:
+        """Send an operator's message to one worker."""
+        encoded = self._encoder.encode(message)
+        await self._commands.call(scripts.TELL, self._link(model).keys.prefix, worker, encoded)
+
+    # -- what is going on
+
+    async def position(self, request: GenerateRequest) -> QueuePosition:
+        """Where the request stands: at most a second old, one script a second for the whole node.
+
+        A request that waits no more has position 0.
+        """
+        link = self._link(request.model)
+        if request.request_id not in link.places and request.request_id in link.streams:
+            await self._look(link, [request.request_id])
+        place = link.places.get(request.request_id, -1)
+        shape = link.shape
+        if place < 0:
+            return QueuePosition(0, shape.num_waiting, None, 0, shape.num_tenants)
+        position = shape.position(place)
+        eta_ms = link.rate.eta_ms(position)
+        return QueuePosition(position, shape.num_waiting, eta_ms, place, shape.num_tenants)
+
+    async def heartbeats(self, model: str | None) -> list[Heartbeat]:
+        """Last words of every live worker of `model` (None: of all models)."""
+        now = asyncio.get_running_loop().time()
+        read_at, cached = self._heartbeats.get(model, (-1e9, []))
+        if now - read_at < self._settings.heartbeat_cache_s:
+            return cached
+        models = [model] if model is not None else await self._models()
+        answers = await asyncio.gather(
+            *(
+                self._commands.call(scripts.WORKERS, Keys(name).prefix, self._settings.worker_ms)
+                for name in models
+            )
+        )
+        found = [self._heartbeat_decoder.decode(word) for words in answers for word in words]
+        self._heartbeats[model] = (now, found)
+        return found
+
+    async def _models(self) -> list[str]:
+        try:
+            names: Any = await self._redis.zrange(MODELS, 0, -1)
+        except RedisError as error:
+            raise ModelUnavailable("the queue does not answer") from error
+        return [name.decode() for name in names]
+
+    # -- inside
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._note_end)
+        return task
+
+    def _note_end(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a task of the broker failed", exc_info=error)
+
+    def _link(self, model: str) -> _Link:
+        link = self._links.get(model)
+        if link is None:
+            link = self._links[model] = _Link(Keys(model))
+            link.reader = self._spawn(self._keep_reading(link))
+        return link
+
+    async def _submit(self, link: _Link, request: GenerateRequest, *, confirmed: bool) -> None:
+        settings = self._settings
+        await self._commands.call(
+            scripts.SUBMIT,
+            link.keys.prefix,
+            request.request_id,
+            request.tenant,
+            self.node,
+            repr(request.key),
+            repr(request.weight),
+            repr(request.work_s),
+            request.attempt,
+            int(confirmed),
+            settings.unconfirmed_ms,
+            settings.request_ms,
+            settings.node_ms,
+            self._encoder.encode(request),
+        )
+
+    async def _cancel(self, link: _Link, request_id: str) -> None:
+        self._cancelled[request_id] = asyncio.get_running_loop().time()
+        self._cancelled.move_to_end(request_id)
+        if len(self._cancelled) > CANCELLED_LIMIT:
+            self._cancelled.popitem(last=False)
+        try:
+            await self._commands.call(scripts.CANCEL, link.keys.prefix, request_id)
+        except ModelUnavailable as error:
+            logger.warning("could not cancel %s: %s", request_id, error.message)
+
+    async def _abandon(self, link: _Link, request: GenerateRequest) -> None:
+        """A submission that failed or was interrupted may have arrived all the same."""
+        link.streams.pop(request.request_id, None)
+        self._spawn(self._cancel(link, request.request_id))
+
+    # -- frames in
+
+    async def _keep_reading(self, link: _Link) -> None:
+        stream = link.keys.frames(self.node)
+        while True:
+            link.read_since = asyncio.get_running_loop().time()
+            try:
+                answer: Any = await self._redis.xread(
+                    {stream: link.last_id}, count=READ_LIMIT, block=READ_BLOCK_MS
+                )
+            except (RedisError, OSError) as error:
+                logger.warning("cannot read frames of %s: %s", link.keys.model, error)
+                # A Redis that comes back empty may count from an earlier id; repeats are dropped.
+                link.last_id = "0-0"
+                await asyncio.sleep(READ_RETRY_S)
+                continue
+            for _, messages in answer or ():
+                for message_id, fields in messages:
+                    link.last_id = message_id.decode()
+                    self._dispatch(link, fields[b"d"])
+                await asyncio.sleep(0)
+
+    def _dispatch(self, link: _Link, message: bytes) -> None:
+        try:
+            step = self._decoder.decode(message)
+        except msgspec.MsgspecError as error:
+            # Of another version of the platform, perhaps; the gap that it leaves ends the streams.
+            logger.error("cannot read a message of %s: %s", link.keys.model, error)
+            return
+        streams = link.streams
+        for frame in step.frames:
+            stream = streams.get(frame.request_id)
+            if stream is None:
+                self._cancel_unknown(link, frame)
+            elif frame.error == "worker_lost" and not step.worker:
+                if frame.attempt == stream.request.attempt:
+                    self._recover(link, stream, "its worker is gone")
+            else:
+                stream.receive(frame)
+                if stream.is_closed:
+                    del streams[frame.request_id]
+                link.places.pop(frame.request_id, None)
+
+    def _cancel_unknown(self, link: _Link, frame: TokenFrame) -> None:
+        """A worker runs what nobody here wants: a cancellation was lost, or this node was away."""
+        if frame.finish_reason is not None:
+            return
+        now = asyncio.get_running_loop().time()
+        if now - self._cancelled.get(frame.request_id, -CANCEL_AGAIN_S) >= CANCEL_AGAIN_S:
+            self._spawn(self._cancel(link, frame.request_id))
+
+    def _recover(self, link: _Link, stream: RequestStream, reason: str) -> None:
+        """Start again what has said nothing yet; everything else is lost."""
+        if stream.has_emitted or stream.request.attempt >= self._settings.max_attempts:
+            stream.fail(reason)
+            link.streams.pop(stream.request.request_id, None)
+        else:
+            self._spawn(self._resubmit(link, stream, stream.restart()))
+
+    async def _resubmit(self, link: _Link, stream: RequestStream, request: GenerateRequest) -> None:
+        try:
+            await self._submit(link, request, confirmed=True)
+        except ModelUnavailable as error:
+            stream.fail(error.message)
+            link.streams.pop(stream.request.request_id, None)
+
+    # -- once a second
+
+    async def _keep_announcing(self) -> None:
+        while True:
+            links = list(self._links.values())
+            rounds = await asyncio.gather(*map(self._tick, links), return_exceptions=True)
+            for link, outcome in zip(links, rounds, strict=True):
+                if isinstance(outcome, Exception):
+                    logger.warning("cannot announce to %s: %s", link.keys.model, outcome)
+            await asyncio.sleep(self._settings.announce_interval_s)
+
+    async def _tick(self, link: _Link) -> None:
+        settings, prefix = self._settings, link.keys.prefix
+        born = await self._commands.call(
+            scripts.ANNOUNCE, prefix, self.node, settings.node_ms, link.last_id
+        )
+        self._notice_wipe(link, born)
+        await self._commands.call(
+            scripts.SWEEP, prefix, settings.max_attempts, scripts.SWEEP_PAUSE_MS
+        )
+        ids = list(link.streams)
+        for start in range(0, max(1, len(ids)), LOOK_LIMIT):
+            await self._look(link, ids[start : start + LOOK_LIMIT])
+        link.places = {key: place for key, place in link.places.items() if key in link.streams}
+
+    def _notice_wipe(self, link: _Link, born: bytes) -> None:
+        if link.born and link.born != born:
+            logger.warning("redis lost everything about %s", link.keys.model)
+            link.wiped_at = asyncio.get_running_loop().time()
+            link.last_id = "0-0"
+        link.born = born
+
+    async def _look(self, link: _Link, ids: list[str]) -> None:
+        answer = await self._commands.call(scripts.LOOK, link.keys.prefix, *ids)
+        born, num_taken, num_tenants, lengths, places = answer
+        now = asyncio.get_running_loop().time()
+        self._notice_wipe(link, born)
+        link.shape = QueueShape(lengths, num_tenants)
+        link.rate.observe(num_taken, now)
+        for request_id, state, place in zip(ids, places[::2], places[1::2], strict=True):
+            stream = link.streams.get(request_id)
+            if stream is None:
+                continue
+            if state == b"gone":
+                self._notice_gone(link, stream, now)
+            else:
+                stream.gone_since = None
+                link.places[request_id] = place
+
+    def _notice_gone(self, link: _Link, stream: RequestStream, now: float) -> None:
+        """Redis does not know a request that is open here.
+
+        Its last frames may be under way; after a wipe its worker may be about to claim it again; or
+        its submission has not arrived yet. Only when none of that can be is it lost.
+        """
+        if not stream.is_confirmed:
+            return
+        if stream.gone_since is None:
+            stream.gone_since = now
+            return
+        grace_s = self._settings.announce_interval_s / 2
+        if link.wiped_at is not None and now - link.wiped_at < self._settings.lease_ms / 1000:
+            return
+        if now - stream.gone_since >= grace_s and link.read_since > stream.gone_since:
+            self._recover(link, stream, "nobody knows it any more")

@@ -1,0 +1,23 @@
+-- A request enters the queue; unconfirmed, no worker may take it.
+-- Repeating a submission changes nothing, a higher attempt replaces a lower one.
+-- ARGV: id, tenant, node, key, weight, work, attempt, confirmed (0|1), unconfirmed ms, request ms,
+--       node ms, body.  Returns 1, or 0 where it was there already.
+local id, tenant, node, key = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local attempt = call('HGET', request_key(id), 'attempt')
+if attempt then
+  if tonumber(attempt) >= tonumber(ARGV[7]) then return 0 end
+  drop(id)
+end
+born()
+local is_confirmed = ARGV[8] == '1'
+call('HSET', request_key(id), 'body', ARGV[12], 'state', is_confirmed and 'queued' or 'unconfirmed',
+     'tenant', tenant, 'node', node, 'key', key, 'weight', ARGV[5], 'work', ARGV[6], 'attempt', ARGV[7])
+call('PEXPIRE', request_key(id), ARGV[10])
+call('SADD', node_key(node), id)
+call('ZADD', NODES, 'NX', now + tonumber(ARGV[11]), node)
+if is_confirmed then
+  enqueue(id, tenant, key)
+else
+  call('ZADD', UNCONFIRMED, now + tonumber(ARGV[9]), id)
+end
+return 1

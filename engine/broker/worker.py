@@ -1,0 +1,305 @@
+"""The worker's end of the broker, used by its I/O thread: requests in, frames out.
+
+`exchange` is one round trip per engine step. Every method raises BrokerUnreachable where Redis does
+not answer; everything may be repeated, so a worker keeps what it runs and tries again. (Repeating a
+charge whose answer was lost counts it twice: virtual time, never money.)
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from engine.broker import scripts
+from engine.broker.errors import BrokerUnreachable
+from engine.broker.keys import MODELS, Keys
+from engine.broker.scripts import Argument, Call, Script
+from engine.broker.settings import BrokerSettings
+from engine.messages import ControlMessage, GenerateRequest, Heartbeat, StepFrames
+
+Answer = TypeVar("Answer")
+
+CONTROL_LIMIT = 1_000
+"""Control messages of one round trip."""
+WAIT_S_MAX = 2.0
+"""Longest blocking wait: well below the socket's timeout."""
+TENANTS_LIMIT = 10_000
+"""Tenants whose weight is remembered although nothing of theirs runs here."""
+
+
+@dataclass(slots=True)
+class _Held:
+    request: GenerateRequest
+    is_published: bool = False
+
+    @property
+    def attempt(self) -> int:
+        return self.request.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What one round trip brought."""
+
+    requests: list[GenerateRequest] = field(default_factory=list)
+    control: list[ControlMessage] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
+    """Requests that belong to another worker by now: stop them, say nothing of them."""
+
+
+class WorkerBroker:
+    """The requests that one worker holds, and the queue that it takes them from.
+
+    `redis` must answer in bytes. Not for two threads at a time, except `wait`'s wake-up, which is
+    Redis's own.
+    """
+
+    def __init__(self, redis: Redis, worker: str, model: str, *, settings: BrokerSettings) -> None:
+        assert not redis.connection_pool.connection_kwargs.get("decode_responses")
+        self.worker = worker
+        self.model = model
+        self._redis = redis
+        self._settings = settings
+        self._keys = Keys(model)
+        self._held: dict[str, _Held] = {}
+        self._weights: dict[str, float] = {}
+        self._control: list[bytes] = []
+        self._born = b""
+        self._encoder = msgspec.msgpack.Encoder()
+        self._request_decoder = msgspec.msgpack.Decoder(GenerateRequest)
+        self._control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(
+            ControlMessage
+        )
+
+    @property
+    def held(self) -> list[str]:
+        """Ids of the requests that this worker has taken and not finished."""
+        return list(self._held)
+
+    def take(self, max_requests: int) -> list[GenerateRequest]:
+        """Requests to run next, the least-served tenants' first; they are leased to this worker."""
+        return self.exchange(max_requests=max_requests).requests
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until there is something to take or to obey; False after `timeout_s` of nothing."""
+        keys = [self._keys.control(self.worker), self._keys.wake]
+        try:
+            found: Any = self._redis.blpop(keys, timeout=min(timeout_s, WAIT_S_MAX))
+        except (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OSError) as error:
+            raise BrokerUnreachable("redis does not answer", worker=self.worker) from error
+        if found is None:
+            return False
+        if found[0].decode() == keys[0]:
+            self._control.append(found[1])
+        return True
+
+    def publish(self, frames_by_node: Mapping[str, StepFrames]) -> set[str]:
+        """Send one message per API node; the ids that belong to another worker by now."""
+        return self.exchange(frames_by_node=frames_by_node).lost
+
+    def control(self) -> list[ControlMessage]:
+        """What others want of this worker."""
+        return self.exchange().control
+
+    def charge(self, seconds_by_tenant: Mapping[str, float]) -> None:
+        """Machine seconds that tenants have used; a tenant's weight divides them."""
+        self.exchange(charges=seconds_by_tenant)
+
+    def finish(self, request_ids: Iterable[str]) -> None:
+        """Their last frames have left; forget them."""
+        self.exchange(finished=request_ids)
+
+    def exchange(
+        self,
+        *,
+        frames_by_node: Mapping[str, StepFrames] | None = None,
+        charges: Mapping[str, float] | None = None,
+        finished: Iterable[str] = (),
+        max_requests: int = 0,
+    ) -> Exchange:
+        """Publish, charge, finish, listen and take: one round trip."""
+        calls: list[Call] = []
+        if frames_by_node:
+            calls.append(self._publish_call(frames_by_node))
+        if charges:
+            calls.append(self._charge_call(charges))
+        done = [request_id for request_id in finished if request_id in self._held]
+        if done:
+            calls.append(self._call(scripts.FINISH, self.worker, *self._attempts(done)))
+        calls.append(self._call(scripts.CONTROL, self.worker, CONTROL_LIMIT))
+        if max_requests > 0:
+            calls.append(
+                self._call(scripts.TAKE, self.worker, max_requests, self._settings.lease_ms)
+            )
+        answers = self._run(calls)
+        lost = set[str]()
+        if frames_by_node:
+            lost = self._note_published(frames_by_node, answers[0])
+        for request_id in done:
+            del self._held[request_id]
+        taken = self._note_taken(answers.pop()) if max_requests > 0 else []
+        control = [*self._control, *answers.pop()]
+        self._control.clear()
+        return Exchange(taken, [self._control_decoder.decode(word) for word in control], lost)
+
+    def renew(self, request_ids: Iterable[str]) -> set[str]:
+        """Keep the leases of what runs; the ids that this worker has lost and must stop."""
+        ids = [request_id for request_id in request_ids if request_id in self._held]
+        lease_ms = self._settings.lease_ms
+        answer = self._run([self._call(scripts.RENEW, self.worker, lease_ms, *self._attempts(ids))])
+        born, *lost = answer[0]
+        if self._notice_wipe(born):
+            return self._reclaim()
+        return self._forget(lost)
+
+    def heartbeat(self, heartbeat: Heartbeat) -> set[str]:
+        """Say that this worker is alive, and sweep after those that are not.
+
+        Returns the ids that it has lost, as `renew` does, where Redis turns out to have been wiped.
+        """
+        settings = self._settings
+        word = self._encoder.encode(heartbeat)
+        sweep = (settings.max_attempts, scripts.SWEEP_PAUSE_MS)
+        born, _ = self._run(
+            [
+                self._call(scripts.HEARTBEAT, self.worker, settings.worker_ms, word),
+                self._call(scripts.SWEEP, *sweep),
+            ]
+        )
+        self._guarded(lambda: self._redis.zadd(MODELS, {self.model: heartbeat.sent_ms}))
+        return self._reclaim() if self._notice_wipe(born) else set()
+
+    def give_back(self, request_ids: Iterable[str]) -> None:
+        """Return requests in good order; one that has published frames is lost to its API node."""
+        ids = [request_id for request_id in request_ids if request_id in self._held]
+        if ids:
+            self._run([self._call(scripts.GIVE_BACK, self.worker, *self._attempts(ids))])
+        for request_id in ids:
+            del self._held[request_id]
+
+    def dead_nodes(self, nodes: Iterable[str]) -> set[str]:
+        """Those of `nodes` that have stopped announcing themselves."""
+        call = self._call(scripts.DEAD_NODES, self._settings.node_ms, *nodes)
+        return {node.decode() for node in self._run([call])[0]}
+
+    # -- inside
+
+    def _call(self, script: Script, *arguments: Argument) -> Call:
+        return Call(script, self._keys.prefix, arguments)
+
+    def _attempts(self, ids: Iterable[str]) -> list[Argument]:
+        return [part for key in ids for part in (key, self._held[key].attempt)]
+
+    def _publish_call(self, frames_by_node: Mapping[str, StepFrames]) -> Call:
+        ids = {frame.request_id for step in frames_by_node.values() for frame in step.frames}
+        first = [key for key in ids if key in self._held and not self._held[key].is_published]
+        messages: list[Argument] = []
+        for node, step in frames_by_node.items():
+            messages += (node, self._encoder.encode(step))
+        head = (self.worker, self._born, len(first))
+        return self._call(scripts.PUBLISH, *head, *self._attempts(first), *messages)
+
+    def _note_published(
+        self, frames_by_node: Mapping[str, StepFrames], refused: Sequence[bytes]
+    ) -> set[str]:
+        """Repeat without the requests that were refused, if any were; remember what has left."""
+        if not refused:
+            for step in frames_by_node.values():
+                for frame in step.frames:
+                    if held := self._held.get(frame.request_id):
+                        held.is_published = True
+            return set()
+        lost = self._forget(refused)
+        kept = {node: _without(step, lost) for node, step in frames_by_node.items()}
+        kept = {node: step for node, step in kept.items() if step.frames}
+        if kept:
+            answer = self._run([self._publish_call(kept)])[0]
+            lost |= self._note_published(kept, answer)
+        return lost
+
+    def _charge_call(self, seconds_by_tenant: Mapping[str, float]) -> Call:
+        arguments: list[Argument] = []
+        for tenant, seconds in seconds_by_tenant.items():
+            arguments += (tenant, repr(seconds / self._weights.get(tenant, 1.0)))
+        return self._call(scripts.CHARGE, *arguments)
+
+    def _note_taken(self, answer: Sequence[bytes]) -> list[GenerateRequest]:
+        requests = []
+        for body, attempt in zip(answer[::2], answer[1::2], strict=True):
+            request = self._request_decoder.decode(body)
+            if request.attempt != int(attempt):
+                request = msgspec.structs.replace(request, attempt=int(attempt))
+            self._held[request.request_id] = _Held(request)
+            self._weights[request.tenant] = request.weight
+            requests.append(request)
+        if len(self._weights) > TENANTS_LIMIT:
+            tenants = {held.request.tenant for held in self._held.values()}
+            self._weights = {key: self._weights[key] for key in tenants}
+        return requests
+
+    def _notice_wipe(self, born: bytes) -> bool:
+        was_wiped = bool(self._born) and self._born != born
+        self._born = born
+        return was_wiped
+
+    def _reclaim(self) -> set[str]:
+        """Redis forgot everything: announce again what runs here."""
+        arguments: list[Argument] = []
+        for key, held in self._held.items():
+            request = held.request
+            body = b"" if held.is_published else self._encoder.encode(request)
+            arguments += (key, request.attempt, request.tenant, request.node)
+            arguments += (repr(request.key), repr(request.weight), repr(request.work_s), body)
+        if not arguments:
+            return set()
+        head = (self.worker, self._settings.lease_ms, self._settings.request_ms)
+        return self._forget(self._run([self._call(scripts.RECLAIM, *head, *arguments)])[0])
+
+    def _forget(self, ids: Iterable[bytes]) -> set[str]:
+        lost = {key.decode() for key in ids}
+        for key in lost:
+            self._held.pop(key, None)
+        return lost
+
+    def _run(self, calls: Sequence[Call]) -> list[Any]:
+        return self._guarded(lambda: self._execute(calls))
+
+    def _guarded(self, work: Callable[[], Answer]) -> Answer:
+        try:
+            return work()
+        except (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OSError) as error:
+            raise BrokerUnreachable("redis does not answer", worker=self.worker) from error
+
+    def _execute(self, calls: Sequence[Call]) -> list[Any]:
+        answers = self._round_trip([call.command for call in calls])
+        unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if unknown:
+            sources = {calls[i].script.source for i in unknown}
+            self._round_trip([("SCRIPT LOAD", source) for source in sorted(sources)])
+            repeated = self._round_trip([calls[i].command for i in unknown])
+            for i, answer in zip(unknown, repeated, strict=True):
+                answers[i] = answer
+        for answer in answers:
+            if isinstance(answer, ResponseError):
+                raise answer
+        return answers
+
+    def _round_trip(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)  # type: ignore[no-untyped-call]  # redis-py's gap
+        answers: list[Any] = pipeline.execute(raise_on_error=False)
+        for answer in answers:
+            if isinstance(answer, (RedisConnectionError, RedisTimeoutError, ReadOnlyError)):
+                raise answer
+        return answers
+
+
+def _without(step: StepFrames, lost: set[str]) -> StepFrames:
+    frames = [frame for frame in step.frames if frame.request_id not in lost]
+    return msgspec.structs.replace(step, frames=frames)

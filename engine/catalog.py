@@ -1,0 +1,173 @@
+"""Which models are hosted, and which ones people ask for.
+
+The supervisor (on a cluster: Kubernetes) watches `hosted_models` and runs a worker for each live
+row; workers themselves have no SQL.
+"""
+
+from typing import Literal, get_args
+
+from sqlalchemy import BigInteger, CheckConstraint, Index, String, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Mapped, mapped_column
+
+from common.clock import utc_now_us
+from common.db import Base
+from common.errors import PlatformError
+from common.ids import new_id
+from engine.errors import ModelNotFound
+
+ModelState = Literal["live", "draining", "removed"]
+RequestStatus = Literal["open", "hosted", "declined"]
+
+MAX_OPEN_REQUESTS = 50
+"""Open wishes of one organization; a form is no place to store data."""
+
+
+class TooManyModelRequests(PlatformError):
+    """An organization has as many open wishes as it may."""
+
+    code = "too_many_model_requests"
+
+
+class HostedModel(Base):
+    """A model that the platform serves under its public `name`."""
+
+    __tablename__ = "hosted_models"
+    __table_args__ = (CheckConstraint("state IN ('live', 'draining', 'removed')", name="state"),)
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(String(200), unique=True)
+    path: Mapped[str] = mapped_column(String(4096))
+    """Directory with the weights, the configs and the tokenizer."""
+    revision: Mapped[str] = mapped_column(String(128))
+    architecture: Mapped[str] = mapped_column(String(128))
+    context_length: Mapped[int]
+    dtype: Mapped[str] = mapped_column(String(16))
+    description: Mapped[str] = mapped_column(String(1000))
+    state: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[int] = mapped_column(BigInteger)
+
+
+class ModelRequest(Base):
+    """Somebody's wish for a model."""
+
+    __tablename__ = "model_requests"
+    __table_args__ = (
+        CheckConstraint("status IN ('open', 'hosted', 'declined')", name="status"),
+        Index(None, "organization_id", "created_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    organization_id: Mapped[str | None] = mapped_column(String(64))
+    email: Mapped[str | None] = mapped_column(String(320))
+    name: Mapped[str] = mapped_column(String(200))
+    reason: Mapped[str] = mapped_column(String(2000))
+    status: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[int] = mapped_column(BigInteger)
+
+
+async def add_model(
+    session: AsyncSession,
+    *,
+    name: str,
+    path: str,
+    revision: str,
+    architecture: str,
+    context_length: int,
+    dtype: str,
+    description: str = "",
+) -> HostedModel:
+    """Host a model, or host it anew from another path or revision."""
+    model = await session.scalar(select(HostedModel).where(HostedModel.name == name))
+    if model is None:
+        model = HostedModel(id=new_id("model"), name=name, created_at=utc_now_us())
+        session.add(model)
+    model.path = path
+    model.revision = revision
+    model.architecture = architecture
+    model.context_length = context_length
+    model.dtype = dtype
+    model.description = description
+    model.state = "live"
+    await session.flush()
+    return model
+
+
+async def live_models(session: AsyncSession) -> list[HostedModel]:
+    """Models that take requests, by name."""
+    found = await session.scalars(
+        select(HostedModel).where(HostedModel.state == "live").order_by(HostedModel.name)
+    )
+    return list(found)
+
+
+async def find(session: AsyncSession, name: str) -> HostedModel:
+    """The live model of that name. Raises ModelNotFound."""
+    model = await session.scalar(
+        select(HostedModel).where(HostedModel.name == name, HostedModel.state == "live")
+    )
+    if model is None:
+        raise ModelNotFound(f"There is no hosted model '{name}'.", model=name)
+    return model
+
+
+async def set_state(session: AsyncSession, name: str, state: ModelState) -> HostedModel:
+    """Drain or remove a model, or make it live again. Raises ModelNotFound."""
+    assert state in get_args(ModelState), state
+    model = await session.scalar(select(HostedModel).where(HostedModel.name == name))
+    if model is None:
+        raise ModelNotFound(f"There is no hosted model '{name}'.", model=name)
+    model.state = state
+    await session.flush()
+    return model
+
+
+async def request_model(
+    session: AsyncSession,
+    *,
+    name: str,
+    reason: str = "",
+    organization_id: str | None = None,
+    email: str | None = None,
+) -> ModelRequest:
+    """Note a wish; the same open wish of one organization is noted once.
+
+    Raises TooManyModelRequests.
+    """
+    still_open = list(
+        await session.scalars(
+            select(ModelRequest)
+            .where(ModelRequest.organization_id == organization_id, ModelRequest.status == "open")
+            .limit(MAX_OPEN_REQUESTS)
+        )
+    )
+    for known in still_open:
+        if known.name == name:
+            return known
+    if len(still_open) == MAX_OPEN_REQUESTS:
+        raise TooManyModelRequests(
+            f"You already asked for {MAX_OPEN_REQUESTS} models; we answer those first.",
+            limit=MAX_OPEN_REQUESTS,
+        )
+    wish = ModelRequest(
+        id=new_id("wish"),
+        organization_id=organization_id,
+        email=email,
+        name=name,
+        reason=reason,
+        status="open",
+        created_at=utc_now_us(),
+    )
+    session.add(wish)
+    await session.flush()
+    return wish
+
+
+async def list_requests(
+    session: AsyncSession, *, organization_id: str | None, limit: int = 100
+) -> list[ModelRequest]:
+    """The wishes of one organization, or (None) of everybody for the operator; newest first."""
+    query = select(ModelRequest).order_by(ModelRequest.created_at.desc()).limit(limit)
+    if organization_id is not None:
+        query = query.where(ModelRequest.organization_id == organization_id)
+    return list(await session.scalars(query))

@@ -1,0 +1,324 @@
+"""The engine: requests of token ids in, frames of token ids out, one step at a time.
+
+A step is three statements: schedule, run, postprocess. Text, names and money are unknown here.
+Not for two threads: the worker's engine thread owns it.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from common.clock import Clock, utc_now_us
+from engine.batch import StepBatch
+from engine.block_manager import BlockManager
+from engine.charges import charge_step
+from engine.messages import (
+    CostModel,
+    FinishReason,
+    GenerateRequest,
+    Timing,
+    TokenFrame,
+    TokenLogprob,
+)
+from engine.model_runner import ModelRunner
+from engine.planner import Limits
+from engine.sampler import Sampled
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.settings import EngineSettings
+from engine.slots import SlotTable
+
+BLOCK_SIZE = 64
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step produced, and what ended since the step before."""
+
+    step: int
+    frames: dict[str, list[TokenFrame]] = field(default_factory=dict)
+    """By API node."""
+    finished: list[str] = field(default_factory=list)
+    """Requests that hold nothing any more."""
+    charges: dict[str, float] = field(default_factory=dict)
+    """Machine seconds by tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot for the heartbeat."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    free_kv_tokens: int = 0
+    total_kv_tokens: int = 0
+    num_steps: int = 0
+    output_tokens_total: int = 0
+    prefill_tokens_total: int = 0
+    num_preemptions: int = 0
+
+
+class Engine:
+    """Continuous batching over one model. See the module docstring."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        settings: EngineSettings,
+        num_blocks: int,
+        *,
+        cost_model: CostModel | None = None,
+        now_us: Callable[[], int] = lambda: time.perf_counter_ns() // 1_000,
+        utc_now_us: Clock = utc_now_us,
+    ) -> None:
+        spec = runner.model.spec
+        self.context_length = min(settings.max_context or spec.context_length, spec.context_length)
+        self.vocab_size = spec.vocab_size
+        self.cost_model = cost_model
+        self._runner = runner
+        self._settings = settings
+        self._num_blocks = num_blocks
+        self._now_us = now_us
+        self._utc_now_us = utc_now_us
+        self._scheduler = self._create_scheduler()
+        self._open_choices: Counter[str] = Counter()
+        self._batch: StepBatch | None = None
+        self._output = StepOutput(step=0)
+        self._num_steps = 0
+        self._num_output_tokens = 0
+        self._num_prefill_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute something or has something to say."""
+        return self._scheduler.has_work or bool(self._output.frames or self._output.finished)
+
+    @property
+    def stats(self) -> EngineStats:
+        """A snapshot of the counters."""
+        scheduler = self._scheduler
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            free_kv_tokens=scheduler.blocks.num_free * BLOCK_SIZE,
+            total_kv_tokens=scheduler.blocks.num_blocks * BLOCK_SIZE,
+            num_steps=self._num_steps,
+            output_tokens_total=self._num_output_tokens,
+            prefill_tokens_total=self._num_prefill_tokens,
+            num_preemptions=scheduler.num_preemptions,
+        )
+
+    def add(self, request: GenerateRequest) -> None:
+        """Let a request wait for its prefill; one that cannot run is answered with an error."""
+        if request.request_id in self._open_choices:
+            self.cancel(request.request_id, is_silent=True)  # an earlier attempt came back to us
+        self._open_choices[request.request_id] = request.num_choices
+        problem = self._problem_with(request)
+        sequence = Sequence.of(request, self._now_us())
+        sequence.queued_us = max(0, self._utc_now_us() - request.arrival_ms * 1_000)
+        if problem is not None:
+            self._end(sequence, "error", error=problem)
+        elif sequence.num_generated >= request.authorized_tokens:
+            self._end(sequence, "length")
+        else:
+            self._scheduler.add(sequence)
+
+    def cancel(
+        self, request_id: str, attempt: int | None = None, *, is_silent: bool = False
+    ) -> None:
+        """End a request now and free what it holds; unknown ones are ignored."""
+        for sequence in self._sequences_of(request_id):
+            if attempt is None or sequence.request.attempt <= attempt:
+                self._end(sequence, "abort", is_silent=is_silent)
+
+    def step(self) -> StepOutput:
+        """Compute the next batch. Whatever it raises, `abandon` puts the engine right again."""
+        batch = self._schedule()
+        sampled = self._runner.run(batch, self._scheduler.slots, self._scheduler.adjusted(batch))
+        return self._postprocess(batch, sampled)
+
+    def abandon(self, error: str) -> StepOutput:
+        """The step failed: end its sequences with an error; the others go on."""
+        scheduler = self._scheduler
+        members = scheduler.sequences() if self._batch is None else scheduler.members(self._batch)
+        for sequence in members:
+            self._end(sequence, "error", error=error)
+        if scheduler.problems():
+            for sequence in scheduler.sequences():
+                self._end(sequence, "error", error=error)
+            self._scheduler = self._create_scheduler()
+        return self._hand_over()
+
+    def withdraw_waiting(self) -> list[str]:
+        """Forget the requests that have not started, so that another worker may run them."""
+        withdrawn = []
+        for sequence in self._scheduler.sequences():
+            if sequence.order < 0:
+                self._scheduler.remove(sequence)
+                del self._open_choices[sequence.request.request_id]
+                withdrawn.append(sequence.request.request_id)
+        return withdrawn
+
+    def problems(self) -> list[str]:
+        """Count all blocks and slots; empty when each is owned as often as it is referenced."""
+        return self._scheduler.problems()
+
+    # the three parts of a step
+
+    def _schedule(self) -> StepBatch:
+        self._batch = None
+        self._batch = self._scheduler.schedule(self._now_us())
+        return self._batch
+
+    def _postprocess(self, batch: StepBatch, sampled: Sampled) -> StepOutput:
+        now_us = self._now_us()
+        self._scheduler.advance(batch)
+        if not batch.is_empty:
+            self._num_steps += 1
+            self._num_prefill_tokens += batch.num_prefill_tokens
+            seconds = (now_us - batch.scheduled_us) / 1e6
+            self._output.charges = charge_step(self._scheduler, batch, self.cost_model, seconds)
+        slots, tokens = batch.sample_slots.tolist(), sampled.token_ids.tolist()
+        for row, (slot, token) in enumerate(zip(slots, tokens, strict=True)):
+            self._accept(slot, token, sampled.logprobs.get(row), now_us)
+        return self._hand_over()
+
+    def _accept(self, slot: int, token: int, logprob: TokenLogprob | None, now_us: int) -> None:
+        """One sampled token: it leaves in a frame, and may be the last one."""
+        if token < 0:
+            error = "the model computed no finite logit"
+            self._end(self._scheduler.in_slot(slot), "error", error=error)
+            return
+        sequence = self._scheduler.append(slot, token)
+        self._num_output_tokens += 1
+        is_first = sequence.first_token_us is None
+        sequence.first_token_us = now_us if is_first else sequence.first_token_us
+        reason = self._finish_reason(sequence, token)
+        request = sequence.request
+        frame = TokenFrame(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            first_index=sequence.num_generated - 1,
+            token_ids=(token,),
+            choice=sequence.choice,
+            logprobs=None if logprob is None else (logprob,),
+            finish_reason=reason,
+            stop_token_id=token if reason == "stop" else None,
+            num_cached_tokens=(sequence.num_cached_tokens or 0) if is_first else 0,
+            timing=self._timing(sequence) if reason else None,
+        )
+        self._say(request.node, frame)
+        if reason is not None:
+            self._scheduler.outlook.learn_length(sequence.num_generated)
+            self._close(sequence)
+
+    def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
+        request = sequence.request
+        if token in request.sampling.stop_token_ids:
+            return "stop"
+        if sequence.num_generated >= request.authorized_tokens:
+            return "length"
+        return "length" if sequence.num_tokens >= self.context_length else None
+
+    # ending
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        *,
+        error: str | None = None,
+        is_silent: bool = False,
+    ) -> None:
+        """End a sequence outside the course of things; one that has not forked has many choices."""
+        request = sequence.request
+        for choice in range(sequence.choice, sequence.choice + sequence.num_choices):
+            frame = TokenFrame(
+                request_id=request.request_id,
+                attempt=request.attempt,
+                first_index=sequence.num_generated,
+                token_ids=(),
+                choice=choice,
+                finish_reason=reason,
+                error=error,
+                timing=self._timing(sequence),
+            )
+            if not is_silent:
+                self._say(request.node, frame)
+        self._close(sequence)
+
+    def _close(self, sequence: Sequence) -> None:
+        """Free what the sequence holds; its request is finished with its last choice."""
+        request_id = sequence.request.request_id
+        self._scheduler.remove(sequence)
+        self._open_choices[request_id] -= sequence.num_choices
+        if self._open_choices[request_id] <= 0:
+            del self._open_choices[request_id]
+            self._output.finished.append(request_id)
+
+    def _timing(self, sequence: Sequence) -> Timing:
+        now_us = self._now_us()
+        started_us = sequence.prefill_started_us
+        if started_us is None:
+            return Timing(queued_us=sequence.queued_us + now_us - sequence.added_us)
+        first_us = sequence.first_token_us
+        return Timing(
+            queued_us=sequence.queued_us + started_us - sequence.added_us,
+            prefill_us=(first_us or now_us) - started_us,
+            decode_us=0 if first_us is None else now_us - first_us,
+        )
+
+    # inside
+
+    def _say(self, node: str, frame: TokenFrame) -> None:
+        self._output.frames.setdefault(node, []).append(frame)
+
+    def _hand_over(self) -> StepOutput:
+        output = self._output
+        output.step = self._num_steps
+        self._output = StepOutput(step=self._num_steps)
+        self._batch = None
+        return output
+
+    def _sequences_of(self, request_id: str) -> list[Sequence]:
+        sequences = self._scheduler.sequences()
+        return [sequence for sequence in sequences if sequence.request.request_id == request_id]
+
+    def _problem_with(self, request: GenerateRequest) -> str | None:
+        """Why the request can never run here, or None; the API node should have refused it."""
+        known = [*request.prompt_token_ids, *request.emitted_token_ids]
+        problems = {
+            "the prompt is empty": not request.prompt_token_ids,
+            "a token id is outside the vocabulary": (
+                min(known, default=0) < 0 or max(known, default=0) >= self.vocab_size
+            ),
+            "nothing was asked for": request.authorized_tokens < 1 or request.num_choices < 1,
+            "several choices cannot be continued as one": (
+                request.num_choices > 1 and bool(request.emitted_token_ids)
+            ),
+            "the prompt leaves no room in the context": len(known) >= self.context_length,
+            "the request is larger than this worker's KV cache": (
+                not self._scheduler.fits(request, self.context_length)
+            ),
+        }
+        return next((problem for problem, is_so in problems.items() if is_so), None)
+
+    def _create_scheduler(self) -> Scheduler:
+        settings = self._settings
+        limits = Limits(
+            block_size=BLOCK_SIZE,
+            max_step_tokens=settings.max_step_tokens,
+            step_s=settings.step_s,
+            idle_step_s=settings.idle_step_s,
+            gap_s=settings.gap_s,
+            prefill_share=settings.prefill_share,
+            paused_share=settings.paused_share,
+            backfill_lock_s=settings.backfill_lock_s,
+        )
+        blocks = BlockManager(
+            self._num_blocks, BLOCK_SIZE, is_prefix_cache_on=settings.is_prefix_cache_on
+        )
+        max_blocks = blocks.blocks_for(self.context_length)
+        slots = SlotTable(settings.max_running, min(max_blocks, self._num_blocks))
+        return Scheduler(blocks, slots, limits, self.cost_model)

@@ -1,0 +1,52 @@
+"""Runs one step of a model: copies blocks, moves the batch to the device, samples."""
+
+import numpy as np
+import torch
+
+from engine.batch import StepBatch
+from engine.models.model import Model
+from engine.sampler import NOTHING_SAMPLED, Sampled, sample_step
+from engine.sequence import Sequence
+from engine.slots import SlotTable
+from kernels.attention_metadata import AttentionMetadata
+
+
+class ModelRunner:
+    """A model with its KV cache. Knows tensors; knows nothing of requests but their sampling."""
+
+    def __init__(self, model: Model, num_blocks: int) -> None:
+        self.model = model
+        self.kv_cache = model.create_kv_cache(num_blocks)
+
+    @torch.inference_mode()
+    def run(
+        self, batch: StepBatch, slots: SlotTable, adjusted: list[tuple[int, Sequence]]
+    ) -> Sampled:
+        """Compute the batch's KV, and sample a token for each of its sample rows."""
+        for source, destination in batch.copies:
+            self.kv_cache.copy_block(source, destination)
+        if batch.is_empty:
+            return NOTHING_SAMPLED
+        device = self.model.device
+        logits = self.model.forward(
+            torch.from_numpy(batch.token_ids.astype(np.int64)).to(device),
+            self.kv_cache,
+            attention_metadata(batch, device),
+            torch.from_numpy(batch.sample_rows).to(device),
+        )
+        if len(batch.sample_rows) == 0:
+            return NOTHING_SAMPLED
+        return sample_step(logits, batch, slots, adjusted)
+
+
+def attention_metadata(batch: StepBatch, device: torch.device) -> AttentionMetadata:
+    """Where the batch's tokens are, for the kernels."""
+    return AttentionMetadata(
+        query_start=torch.from_numpy(batch.query_start).to(device),
+        context_lens=torch.from_numpy(batch.context_lens).to(device),
+        block_tables=torch.from_numpy(batch.block_tables).to(device),
+        positions=torch.from_numpy(batch.positions).to(device),
+        slot_mapping=torch.from_numpy(batch.slot_mapping).to(device),
+        max_query_len=batch.max_query_len,
+        max_context_len=batch.max_context_len,
+    )

@@ -1,0 +1,96 @@
+"""Reads a checkpoint directory: `config.json` and safetensors, whole or in shards.
+
+Nothing of the checkpoint is executed. What cannot be hosted is refused with one sentence.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import ModelRefused
+
+INDEX = "model.safetensors.index.json"
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
+"""Buffers that old checkpoints saved; they are computed, not learned."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; raises ModelRefused when it is missing or broken."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelRefused(f"{path.name} is missing in {path.parent}", path=str(path)) from None
+    except ValueError as error:
+        raise ModelRefused(f"{path.name} is not valid JSON: {error}", path=str(path)) from error
+    if not isinstance(content, dict):
+        raise ModelRefused(f"{path.name} is not a JSON object", path=str(path))
+    return content
+
+
+class Checkpoint:
+    """The tensors of one checkpoint, read by name; remembers which were never asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._file_by_name = _files_by_tensor(directory)
+        self._unread = {n for n in self._file_by_name if not n.endswith(IGNORED_SUFFIXES)}
+
+    def holds(self, name: str) -> bool:
+        """Whether the checkpoint has a tensor of this name."""
+        return name in self._file_by_name
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The tensor in `dtype`; raises ModelRefused when missing or of another shape."""
+        path = self._file_by_name.get(name)
+        if path is None:
+            raise ModelRefused(f"the checkpoint lacks the tensor {name}", tensor=name)
+        with safe_open(path, framework="pt") as opened:
+            tensor: torch.Tensor = opened.get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelRefused(
+                f"the tensor {name} has shape {tuple(tensor.shape)}, the config says {shape}",
+                tensor=name,
+            )
+        if not tensor.is_floating_point():
+            raise ModelRefused(f"the tensor {name} is quantised ({tensor.dtype})", tensor=name)
+        self._unread.discard(name)
+        return tensor.to(dtype)
+
+    def skip(self, name: str) -> None:
+        """Say that this tensor is known and not needed."""
+        self._unread.discard(name)
+
+    def refuse_unread(self) -> None:
+        """Raise ModelRefused when tensors are left that the model's structure has no place for."""
+        if self._unread:
+            names = ", ".join(sorted(self._unread)[:3])
+            raise ModelRefused(
+                f"the checkpoint holds {len(self._unread)} tensors of an unknown structure: {names}"
+            )
+
+
+def _files_by_tensor(directory: Path) -> dict[str, Path]:
+    single = directory / "model.safetensors"
+    if (directory / INDEX).exists():
+        weight_map = read_json(directory / INDEX).get("weight_map", {})
+        files = {name: directory / Path(file).name for name, file in weight_map.items()}
+    elif single.exists():
+        files = dict.fromkeys(_tensor_names(single), single)
+    else:
+        raise ModelRefused(f"no safetensors weights in {directory}", path=str(directory))
+    for path in sorted(set(files.values())):
+        if not path.exists():
+            raise ModelRefused(f"the shard {path.name} is missing", path=str(path))
+        _tensor_names(path)
+    return files
+
+
+def _tensor_names(path: Path) -> list[str]:
+    try:
+        with safe_open(path, framework="pt") as opened:
+            return list(opened.keys())
+    except (SafetensorError, OSError) as error:
+        raise ModelRefused(f"{path.name} cannot be read: {error}", path=str(path)) from error

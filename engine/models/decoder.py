@@ -1,0 +1,219 @@
+"""The fused Llama-like decoder: merged projections, paged attention, logits only where wanted.
+
+    h = embedding[token]
+    h = h + O·attention(rope(norm(h)·[Q K V]));   h = h + D·(silu(g)·u),  [g u] = norm(h)·[G U]
+    logits = norm(h)·head
+
+The residual stream h is fp32 in every precision: bf16 rounding of a sum that runs through all
+layers costs more accuracy than that of any product (8 times the KL divergence when measured).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.models.checkpoint import Checkpoint, read_json
+from engine.models.decoder_config import DecoderConfig
+from engine.models.model import KVBlocks, ModelSpec
+from kernels.attention_metadata import AttentionMetadata
+from kernels.gated_activation import silu_and_mul
+from kernels.kv_cache import PagedKVCache
+from kernels.linear import PackedLinear, linear
+from kernels.paged_attention import paged_attention
+from kernels.rms_norm import rms_norm
+from kernels.rotary import build_cos_sin, rotary_and_write_kv
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """The weights of one layer, merged and packed."""
+
+    input_norm: torch.Tensor
+    qkv: PackedLinear
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    output: PackedLinear
+    mlp_norm: torch.Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+    window: int | None
+
+
+class Decoder:
+    """A model of the Llama structure. See `engine.models.model.Model`."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self._device = device
+        weights = _Weights(config, checkpoint, dtype, device)
+        self.embedding = weights.embedding()
+        self.layers = [weights.layer(index) for index in range(config.num_layers)]
+        self.final_norm = weights.norm("model.norm.weight", config.hidden_size)
+        self.head = weights.head(self.embedding)
+        checkpoint.refuse_unread()
+        self.cos_sin = build_cos_sin(
+            config.context_length, config.head_dim, config.rope_theta, config.rope_scaling
+        ).to(device)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Its numbers."""
+        config = self.config
+        return ModelSpec(
+            vocab_size=config.vocab_size,
+            context_length=config.context_length,
+            bytes_per_block=PagedKVCache.bytes_per_block(
+                config.num_layers, config.num_kv_heads, config.head_dim, self.dtype
+            ),
+            load_report=f"fused decoder: {config.model_type} has the Llama structure",
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self._device
+
+    def create_kv_cache(self, num_blocks: int) -> PagedKVCache:
+        """A zero-filled KV cache of its shape."""
+        config = self.config
+        return PagedKVCache(
+            config.num_layers,
+            num_blocks,
+            config.num_kv_heads,
+            config.head_dim,
+            self.dtype,
+            self._device,
+        )
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        kv_cache: KVBlocks,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """token_ids: [T] int64, rows: [R] int64 -> logits of those rows: [R, vocab_size]."""
+        assert isinstance(kv_cache, PagedKVCache)
+        eps = self.config.rms_norm_eps
+        hidden = self.embedding[token_ids].float()  # [T, hidden]
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            attended = self._attend(hidden, layer, index, kv_cache, metadata)
+            if index == last:  # beyond its KV, the last layer matters only where logits are wanted
+                attended, hidden = attended[rows], hidden[rows]
+                if len(rows) == 0:
+                    break
+            hidden = linear(attended, layer.output, residual=hidden)
+            gate_up = linear(rms_norm(hidden, layer.mlp_norm, eps), layer.gate_up)
+            hidden = linear(silu_and_mul(gate_up), layer.down, residual=hidden)
+        if len(rows) == 0:
+            return torch.empty((0, self.config.vocab_size), device=self._device)
+        return linear(rms_norm(hidden, self.final_norm, eps), self.head)
+
+    def _attend(
+        self,
+        hidden: torch.Tensor,
+        layer: DecoderLayer,
+        index: int,
+        kv_cache: PagedKVCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """[T, hidden] -> [T, num_heads * head_dim]; writes this layer's KV."""
+        config = self.config
+        qkv = linear(rms_norm(hidden, layer.input_norm, config.rms_norm_eps), layer.qkv)
+        heads = qkv.view(len(qkv), -1, config.head_dim)  # [T, Hq + 2·Hkv, D]
+        query, key, value = torch.split(
+            heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1
+        )
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query = rms_norm(query, layer.query_norm, config.rms_norm_eps)
+            key = rms_norm(key, layer.key_norm, config.rms_norm_eps)
+        rotary_and_write_kv(query, key, value, self.cos_sin, kv_cache, index, metadata)
+        attended = paged_attention(
+            query, kv_cache, index, metadata, scale=config.head_dim**-0.5, window=layer.window
+        )
+        return attended.reshape(len(attended), -1)
+
+
+def load_decoder(directory: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Load a checkpoint of the Llama structure; raises ModelRefused with one clear sentence."""
+    config = DecoderConfig.parse(read_json(directory / "config.json"))
+    return Decoder(config, Checkpoint(directory), dtype, device)
+
+
+class _Weights:
+    """Reads, merges and packs the tensors of a checkpoint; lives while the model loads."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self.device = device
+
+    def embedding(self) -> torch.Tensor:
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        return self._tensor("model.embed_tokens.weight", shape)
+
+    def norm(self, name: str, size: int) -> torch.Tensor:
+        return self._tensor(name, (size,))
+
+    def head(self, embedding: torch.Tensor) -> PackedLinear:
+        if self.config.has_tied_embeddings:
+            self.checkpoint.skip("lm_head.weight")
+            return PackedLinear(embedding)
+        return self._linear([("lm_head", self.config.vocab_size)], self.config.hidden_size, False)
+
+    def layer(self, index: int) -> DecoderLayer:
+        config = self.config
+        prefix = f"model.layers.{index}."
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        query_size = config.num_heads * config.head_dim
+        key_size = config.num_kv_heads * config.head_dim
+        qkv = [("q_proj", query_size), ("k_proj", key_size), ("v_proj", key_size)]
+        gate_up = [(mlp + name, config.intermediate_size) for name in ("gate_proj", "up_proj")]
+        output, down = (
+            [(attention + "o_proj", config.hidden_size)],
+            [(mlp + "down_proj", config.hidden_size)],
+        )
+        has_norm = config.has_qk_norm
+        head_norm = attention + "{}_norm.weight"
+        return DecoderLayer(
+            input_norm=self.norm(prefix + "input_layernorm.weight", config.hidden_size),
+            qkv=self._linear(
+                [(attention + name, size) for name, size in qkv],
+                config.hidden_size,
+                config.has_qkv_bias,
+            ),
+            query_norm=self.norm(head_norm.format("q"), config.head_dim) if has_norm else None,
+            key_norm=self.norm(head_norm.format("k"), config.head_dim) if has_norm else None,
+            output=self._linear(output, query_size, config.has_output_bias),
+            mlp_norm=self.norm(prefix + "post_attention_layernorm.weight", config.hidden_size),
+            gate_up=self._linear(gate_up, config.hidden_size, config.has_mlp_bias),
+            down=self._linear(down, config.intermediate_size, config.has_mlp_bias),
+            window=config.windows[index],
+        )
+
+    def _linear(
+        self, parts: list[tuple[str, int]], in_features: int, has_bias: bool
+    ) -> PackedLinear:
+        """One projection from several of the checkpoint, stacked along the output."""
+        weight = [self._tensor(name + ".weight", (size, in_features)) for name, size in parts]
+        bias = [self._tensor(name + ".bias", (size,)) for name, size in parts] if has_bias else []
+        return PackedLinear(torch.cat(weight), torch.cat(bias) if bias else None)
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self.checkpoint.tensor(name, shape, self.dtype).to(self.device)

@@ -1,0 +1,52 @@
+"""What the engine asks of a model, whichever tier it is of."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kernels.attention_metadata import AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The numbers of a model that the engine plans with."""
+
+    vocab_size: int
+    context_length: int
+    """Longest prompt plus output."""
+    bytes_per_block: int
+    """KV cache bytes of one block over all layers."""
+    load_report: str
+    """Which tier and why, for the operator."""
+
+
+class KVBlocks(Protocol):
+    """The KV cache as the engine sees it: numbered blocks whose content is the model's affair."""
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """Make `destination` hold what `source` holds, in every layer."""
+
+
+class Model(Protocol):
+    """A loaded model. Writes the KV of the step's tokens, and nothing else, into the cache."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Its numbers."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+
+    def create_kv_cache(self, num_blocks: int) -> KVBlocks:
+        """A zero-filled KV cache of its shape."""
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        kv_cache: KVBlocks,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """token_ids: [T] int64, rows: [R] int64 -> logits of those rows: [R, vocab_size]."""

@@ -1,0 +1,125 @@
+"""One choice of one request: its tokens, and how far its KV is computed.
+
+waiting ──admit──► prefilling (may pause between chunks) ──last chunk──► decoding ──► finished
+   ▲                        │                                              │
+   └────────────────────────┴───────────────── preempt ────────────────────┘
+
+A preempted sequence keeps its output; its tokens are computed again as if all were prompt.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.messages import GenerateRequest
+from engine.prefix_cache import extend_hash, root_hash
+
+NO_SLOT = -1
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Mutable state of one sequence; owned by the scheduler."""
+
+    request: GenerateRequest
+    choice: int
+    token_ids: NDArray[np.int32]
+    """A buffer; the first `num_tokens` count: prompt, then output."""
+    num_tokens: int
+    num_choices: int = 1
+    """More than one until the prompt is computed and the sequence forks."""
+    num_computed: int = 0
+    """Tokens whose KV is in the cache."""
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    slot: int = NO_SLOT
+    order: int = NO_SLOT
+    """When it was first admitted; kept through preemption."""
+    num_matched: int = 0
+    """Blocks found in the prefix cache while it waits: an estimate until it is admitted."""
+    num_cached_tokens: int | None = None
+    """Prompt tokens taken from the prefix cache at the first admission."""
+    num_preemptions: int = 0
+    num_published: int = 0
+    """Output tokens that have left in frames, those before a failover included."""
+    # microseconds of the engine's clocks
+    added_us: int = 0
+    prefill_started_us: int | None = None
+    first_token_us: int | None = None
+    queued_us: int = 0
+
+    @classmethod
+    def of(cls, request: GenerateRequest, added_us: int) -> "Sequence":
+        """The sequence of a request that was just taken, all choices in one until it forks."""
+        known = [*request.prompt_token_ids, *request.emitted_token_ids]
+        return cls(
+            request=request,
+            choice=0,
+            token_ids=np.array(known, dtype=np.int32),
+            num_tokens=len(known),
+            num_choices=request.num_choices,
+            num_published=len(request.emitted_token_ids),
+            added_us=added_us,
+        )
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, without those emitted before a failover."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        """Output tokens, those before a failover included."""
+        return self.num_tokens - len(self.request.prompt_token_ids)
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether it holds a slot (and blocks)."""
+        return self.slot != NO_SLOT
+
+    @property
+    def output_token_ids(self) -> NDArray[np.int32]:
+        """The tokens after the prompt."""
+        return self.token_ids[self.num_prompt_tokens : self.num_tokens]
+
+    def append(self, token: int) -> None:
+        """One more sampled token."""
+        if self.num_tokens == len(self.token_ids):
+            grown = np.empty(self.num_tokens + max(64, self.num_tokens // 4), dtype=np.int32)
+            grown[: self.num_tokens] = self.token_ids
+            self.token_ids = grown
+        self.token_ids[self.num_tokens] = token
+        self.num_tokens += 1
+
+    def hash_blocks(self, num_blocks: int, block_size: int) -> list[bytes]:
+        """The hash chain of the first `num_blocks` blocks, computed once each."""
+        hashes = self.block_hashes
+        while len(hashes) < num_blocks:
+            start = len(hashes) * block_size
+            parent = hashes[-1] if hashes else root_hash(self.request.tenant)
+            hashes.append(extend_hash(parent, self.token_ids[start : start + block_size]))
+        return hashes[:num_blocks]
+
+    def fork(self, choice: int) -> "Sequence":
+        """Another choice over the same computed prompt; the caller shares the blocks."""
+        return Sequence(
+            request=self.request,
+            choice=choice,
+            token_ids=self.token_ids.copy(),
+            num_tokens=self.num_tokens,
+            num_computed=self.num_computed,
+            block_table=list(self.block_table),
+            block_hashes=list(self.block_hashes),
+            order=self.order,
+            num_cached_tokens=self.num_cached_tokens,
+            num_published=self.num_published,
+            added_us=self.added_us,
+            prefill_started_us=self.prefill_started_us,
+            queued_us=self.queued_us,
+        )

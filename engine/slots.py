@@ -1,0 +1,92 @@
+"""The admitted sequences as columns of numbers, one row (slot) each.
+
+A step touches hundreds of sequences; what it needs of them is gathered by numpy from these
+columns, so that no Python runs per sequence before the forward pass.
+"""
+
+import numpy as np
+
+from engine.messages import Sampling
+
+SEED_OF_CHOICE = 0x9E3779B97F4A7C15
+"""Odd, so that the choices of one request draw from different streams."""
+
+
+class SlotTable:
+    """Columns over `num_slots` rows; `block_tables`: [num_slots, max_blocks], int32."""
+
+    def __init__(self, num_slots: int, max_blocks: int) -> None:
+        self.num_slots = num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
+        self.is_decoding = np.zeros(num_slots, dtype=bool)
+        # what is computed
+        self.last_token = np.zeros(num_slots, dtype=np.int32)
+        self.num_tokens = np.zeros(num_slots, dtype=np.int32)
+        """Prompt and output, the last sampled token included: the context of the next step."""
+        self.num_blocks = np.zeros(num_slots, dtype=np.int32)
+        self.block_tables = np.zeros((num_slots, max_blocks), dtype=np.int32)
+        self.is_last_block_shared = np.zeros(num_slots, dtype=bool)
+        """After a fork: the block must be copied before the next token is written."""
+        # what may still come
+        self.num_generated = np.zeros(num_slots, dtype=np.int32)
+        self.num_authorized = np.zeros(num_slots, dtype=np.int32)
+        self.num_preemptions = np.zeros(num_slots, dtype=np.int32)
+        self.order = np.zeros(num_slots, dtype=np.int64)
+        """When it was first admitted; the lowest is never preempted."""
+        # how to choose
+        self.temperature = np.zeros(num_slots, dtype=np.float32)
+        self.top_p = np.ones(num_slots, dtype=np.float32)
+        self.top_k = np.zeros(num_slots, dtype=np.int32)
+        self.min_p = np.zeros(num_slots, dtype=np.float32)
+        self.seed = np.zeros(num_slots, dtype=np.int64)
+        self.num_logprobs = np.full(num_slots, -1, dtype=np.int32)
+        """-1: none wanted."""
+        self.is_adjusted = np.zeros(num_slots, dtype=bool)
+        """Penalties, biases or a minimum length change the logits before sampling."""
+
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody holds."""
+        return len(self._free)
+
+    def take(self, sampling: Sampling, choice: int) -> int:
+        """A free slot, with the columns that never change for a sequence filled in."""
+        slot = self._free.pop()
+        self.temperature[slot] = sampling.temperature
+        self.top_p[slot] = sampling.top_p
+        self.top_k[slot] = sampling.top_k
+        self.min_p[slot] = sampling.min_p
+        self.seed[slot] = signed_64(sampling.seed + choice * SEED_OF_CHOICE)
+        self.num_logprobs[slot] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
+        self.is_adjusted[slot] = changes_logits(sampling)
+        self.is_last_block_shared[slot] = False
+        self.num_blocks[slot] = 0
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Free the slot."""
+        self.is_decoding[slot] = False
+        self.num_blocks[slot] = 0
+        self._free.append(slot)
+
+    def append_blocks(self, slot: int, blocks: list[int]) -> None:
+        """Extend the slot's block table."""
+        start = self.num_blocks[slot]
+        self.block_tables[slot, start : start + len(blocks)] = blocks
+        self.num_blocks[slot] = start + len(blocks)
+
+
+def signed_64(value: int) -> int:
+    """The signed 64-bit integer with the same low bits."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def changes_logits(sampling: Sampling) -> bool:
+    """Whether the logits of this request are adjusted before a token is chosen."""
+    return bool(
+        sampling.logit_bias
+        or sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty != 0.0
+        or sampling.presence_penalty != 0.0
+        or sampling.min_tokens > 0
+    )

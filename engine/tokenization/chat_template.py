@@ -1,0 +1,103 @@
+"""The model's own chat template, in a sandbox, with user text that cannot forge control tokens.
+
+A message may contain the text of a control token (`<|im_end|>`). Rendered and tokenized as it is,
+it would *be* that token, and the writer could open turns in another's name. So each occurrence is
+broken with a mark before rendering, and the rendered text is tokenized in pieces cut at the marks.
+Text without control tokens, the normal case, is tokenized exactly as transformers does it.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.errors import TemplateRejected
+from engine.tokenization.generation_tag import GenerationTag
+
+MARK_CHARACTERS = "".join(chr(code) for code in range(0xF0000, 0xF0400))
+
+
+class ChatTemplate:
+    """Renders conversations. `special_tokens` are the control tokens' texts."""
+
+    def __init__(
+        self, source: str, *, special_tokens: Iterable[str], variables: dict[str, str]
+    ) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = _now_in_words
+        self._template = environment.from_string(source)
+        self._variables = variables
+        # NOTE: drawn at random, so that no caller can write the mark himself.
+        self._mark = "".join(secrets.choice(MARK_CHARACTERS) for _ in range(8))
+        texts = sorted((text for text in special_tokens if len(text) > 1), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, texts))) if texts else None
+
+    def render(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, **variables: Any
+    ) -> list[str]:
+        """The rendered conversation in pieces to tokenize one by one; usually a single one.
+
+        Raises TemplateRejected with the template's own words when it refuses the messages.
+        """
+        try:
+            rendered = self._template.render(
+                messages=[self._safe_message(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
+                **variables,
+            )
+        except jinja2.TemplateError as error:
+            raise TemplateRejected(f"The model's chat template refused: {error}") from error
+        except (TypeError, ValueError, KeyError, IndexError) as error:
+            raise TemplateRejected(
+                "The model's chat template cannot render these messages."
+            ) from error
+        return rendered.split(self._mark)
+
+    def _safe_message(self, message: dict[str, Any]) -> dict[str, Any]:
+        safe = {name: self._safe(value) for name, value in message.items()}
+        if safe.get("role") == "developer":
+            safe["role"] = "system"
+        if isinstance(content := safe.get("content"), list):
+            safe["content"] = "".join(part["text"] for part in content if part["type"] == "text")
+        return safe
+
+    def _safe(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._break_control_tokens(value)
+        if isinstance(value, list):
+            return [self._safe(item) for item in value]
+        if isinstance(value, dict):
+            return {name: self._safe(item) for name, item in value.items()}
+        return value
+
+    def _break_control_tokens(self, text: str) -> str:
+        if self._control is None:
+            return text
+        # Breaking one token may leave another that overlapped it, so again until none is left.
+        while self._control.search(text):
+            text = self._control.sub(lambda found: found[0][0] + self._mark + found[0][1:], text)
+        return text
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _now_in_words(layout: str) -> str:
+    return datetime.now().astimezone().strftime(layout)
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    # transformers' form: not HTML-escaped, non-ASCII kept.
+    return json.dumps(value, ensure_ascii=False, indent=indent, **options)

@@ -1,0 +1,35 @@
+"""Token ids to text while they arrive: whole characters only."""
+
+import codecs
+from collections.abc import Iterable
+
+from engine.tokenization.tokenizer import Tokenizer
+
+
+class IncrementalDetokenizer:
+    """The text of one choice. What it has returned, joined, is the decoded text so far.
+
+    Bytes are held back until they complete a UTF-8 character; control tokens have no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_at_start = tokenizer.strips_first_space
+
+    def append(self, token_ids: Iterable[int]) -> str:
+        """The characters that `token_ids` complete."""
+        tokenizer = self._tokenizer
+        raw = b"".join(
+            tokenizer.token_text(token_id)
+            for token_id in token_ids
+            if token_id not in tokenizer.special_token_ids
+        )
+        if self._is_at_start and raw:
+            self._is_at_start = False
+            raw = raw.removeprefix(b" ")
+        return self._decoder.decode(raw)
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for a character that was cut, usually nothing."""
+        return self._decoder.decode(b"", final=True)

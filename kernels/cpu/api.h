@@ -1,0 +1,75 @@
+// The C interface that `library.py` binds: plain pointers, sizes and strides.
+//
+// Strides count elements. Every function returns null, or the reason why it did nothing: arguments
+// that would lead outside an array are refused before any work starts. Operations on one context
+// take turns; each runs on all of its threads.
+#pragma once
+
+#include <cstdint>
+
+#include "context.h"
+
+#define NCOMPASS_API __attribute__((visibility("default")))
+
+extern "C" {
+
+// The width of the vectors compiled in, and whether the target has the native bf16 dot product.
+NCOMPASS_API int32_t ncompass_vector_width();
+NCOMPASS_API int32_t ncompass_has_native_bf16_dot();
+
+NCOMPASS_API ncompass::Context* ncompass_create(int32_t num_threads, int32_t use_native_bf16_dot);
+NCOMPASS_API void ncompass_destroy(ncompass::Context* context);
+
+// out = x / sqrt(mean(x^2) + eps) * weight; with `addend`, x + addend takes the place of x and is
+// also written to `sum`, in the dtype of x.
+NCOMPASS_API const char* ncompass_rms_norm(ncompass::Context* context, int64_t num_rows,
+                                           int64_t hidden, const void* x, int64_t x_stride,
+                                           ncompass::DType x_dtype, const void* addend,
+                                           int64_t addend_stride, ncompass::DType addend_dtype,
+                                           void* sum, const void* weight, ncompass::DType dtype,
+                                           float eps, void* out);
+
+// out[t] = silu(gate_up[t, :intermediate]) * gate_up[t, intermediate:]
+NCOMPASS_API const char* ncompass_silu_and_mul(ncompass::Context* context, int64_t num_rows,
+                                               int64_t intermediate, const void* gate_up,
+                                               int64_t stride, ncompass::DType dtype, void* out);
+
+// Bytes of the packed form of a weight [out_features, in_features].
+NCOMPASS_API int64_t ncompass_packed_bytes(int64_t out_features, int64_t in_features,
+                                           ncompass::DType dtype);
+NCOMPASS_API const char* ncompass_pack(ncompass::Context* context, int64_t out_features,
+                                       int64_t in_features, const void* weight, int64_t stride,
+                                       ncompass::DType dtype, void* packed);
+
+// out = x W^T + bias + residual; bias and residual may be null. The residual has the dtype of out.
+NCOMPASS_API const char* ncompass_linear(ncompass::Context* context, int64_t num_rows,
+                                         int64_t out_features, int64_t in_features, const void* x,
+                                         int64_t x_stride, ncompass::DType x_dtype,
+                                         const void* packed, ncompass::DType weight_dtype,
+                                         const float* bias, const void* residual,
+                                         int64_t residual_stride, void* out,
+                                         ncompass::DType out_dtype);
+
+// The shape of one layer's pages, which are described in kv_pages.h.
+struct ncompass_KVShape {
+  int64_t num_blocks;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t dtype;
+};
+
+NCOMPASS_API const char* ncompass_rotary_and_write_kv(
+    ncompass::Context* context, const ncompass_KVShape* shape, void* keys, void* values,
+    int64_t num_tokens, int64_t num_heads, void* q, int64_t q_stride, const void* k,
+    int64_t k_stride, const void* v, int64_t v_stride, ncompass::DType dtype,
+    const float* cos_sin, int64_t max_positions, int64_t rotary_dim, const int64_t* positions,
+    const int64_t* slots);
+
+NCOMPASS_API const char* ncompass_paged_attention(
+    ncompass::Context* context, const ncompass_KVShape* shape, const void* keys,
+    const void* values, int64_t num_tokens, int64_t num_heads, const void* q, int64_t q_stride,
+    ncompass::DType dtype, void* out, int64_t num_sequences, const int32_t* query_start,
+    const int32_t* context_lens, const int32_t* block_tables, int64_t max_blocks, float scale,
+    int64_t window, float softcap);
+
+}  // extern "C"

@@ -1,0 +1,158 @@
+// The one inner loop: a register tile of dot products against a panel of packed values.
+//
+// A panel holds `width` columns of a matrix, interleaved so that one vector load gives kWidth columns
+// at one step of the summed dimension: [steps][width][Dot::kDepth]. Weights are packed so, and so are
+// the pages of the KV cache (keys: columns are tokens; values: columns are channels). `Dot` says how
+// the products are formed:
+//
+//   FloatDot        float x float, one member of the sum per step
+//   WidenedBf16Dot  float x bf16: the pair is widened in registers, two fused multiply-adds
+//   NativeBf16Dot   bf16 x bf16 by vdpbf16ps
+//
+// Where vdpbf16ps runs at full rate (Zen 4 and later) it does twice the work of a multiply-add; on
+// Intel cores since Sapphire Rapids it is microcoded to a quarter of that (measured: 86 against 176
+// GFLOP/s a core) and widening wins. `measure_peak` decides on the machine.
+//
+// The order of every sum is the order of the panel, one accumulator per output, whatever the tile's
+// shape: a row's result does not depend on the rows that share its batch.
+#pragma once
+
+#include <type_traits>
+
+#include "simd.h"
+
+namespace ncompass {
+
+struct FloatDot {
+  using Weight = float;
+  using Activation = float;
+  static constexpr int kDepth = 1;
+
+  template <int kRows, int kVectors>
+  static inline void step(F32 (&sums)[kRows][kVectors], const float* activations,
+                          int64_t row_stride, const float* weights) {
+    F32 w[kVectors];
+    NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) w[v] = load(weights + v * F32::kWidth);
+    NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+      const F32 a = broadcast(activations[r * row_stride]);
+      NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(a, w[v], sums[r][v]);
+    }
+  }
+};
+
+struct WidenedBf16Dot {
+  using Weight = bf16;
+  using Activation = float;
+  static constexpr int kDepth = 2;
+
+  template <int kRows, int kVectors>
+  static inline void step(F32 (&sums)[kRows][kVectors], const float* activations,
+                          int64_t row_stride, const bf16* weights) {
+    Pairs w[kVectors];
+    NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      w[v] = load_pairs(weights + v * F32::kWidth * 2);
+    }
+    F32 half[kVectors];
+    NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) half[v] = low(w[v]);
+    NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+      const F32 a = broadcast(activations[r * row_stride]);
+      NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(a, half[v], sums[r][v]);
+    }
+    NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) half[v] = high(w[v]);
+    NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+      const F32 a = broadcast(activations[r * row_stride + 1]);
+      NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(a, half[v], sums[r][v]);
+    }
+  }
+
+  // The first member of a pair alone, whatever bits the second one has.
+  template <int kRows, int kVectors>
+  static inline void step_low(F32 (&sums)[kRows][kVectors], const float* activations,
+                              int64_t row_stride, const bf16* weights) {
+    NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+      const F32 a = broadcast(activations[r * row_stride]);
+      NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+        sums[r][v] = fma(a, low(load_pairs(weights + v * F32::kWidth * 2)), sums[r][v]);
+      }
+    }
+  }
+};
+
+#if NCOMPASS_HAS_BF16_DOT
+struct NativeBf16Dot {
+  using Weight = bf16;
+  using Activation = bf16;
+  static constexpr int kDepth = 2;
+
+  template <int kRows, int kVectors>
+  static inline void step(F32 (&sums)[kRows][kVectors], const bf16* activations,
+                          int64_t row_stride, const bf16* weights) {
+    Pairs w[kVectors];
+    NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      w[v] = load_pairs(weights + v * F32::kWidth * 2);
+    }
+    NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+      const Pairs a = broadcast_pair(activations + r * row_stride);
+      NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) add_dot(sums[r][v], a, w[v]);
+    }
+  }
+
+  template <int kRows, int kVectors>
+  static inline void step_low(F32 (&sums)[kRows][kVectors], const bf16* activations,
+                              int64_t row_stride, const bf16* weights) {
+    NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+      const Pairs a = low_only(broadcast_pair(activations + r * row_stride));
+      NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+        add_dot(sums[r][v], a, low_only(load_pairs(weights + v * F32::kWidth * 2)));
+      }
+    }
+  }
+};
+#endif
+
+// Brings memory that is needed soon into the second-level cache, a few lines with each step. (Into
+// the first level it would push out what the loop is using: 19-22 GB/s against 27-30.)
+struct Prefetch {
+  const char* next = nullptr;
+
+  template <int kLines>
+  inline void advance() {
+    NCOMPASS_UNROLL for (int line = 0; line < kLines; ++line) {
+      _mm_prefetch(next + line * 64, _MM_HINT_T1);
+    }
+    next += kLines * 64;
+  }
+};
+
+// sums[r][v] += activations row r . panel vector v, over `num_steps` steps.
+template <class Dot, int kRows, int kVectors, int kPrefetchLines = 0>
+inline void accumulate(F32 (&sums)[kRows][kVectors], const typename Dot::Activation* activations,
+                       int64_t row_stride, const typename Dot::Weight* weights,
+                       int64_t weight_step, int64_t num_steps, Prefetch prefetch = {}) {
+  for (int64_t step = 0; step < num_steps; ++step) {
+    Dot::template step<kRows, kVectors>(sums, activations, row_stride, weights);
+    if constexpr (kPrefetchLines > 0) {
+      if (prefetch.next != nullptr) prefetch.advance<kPrefetchLines>();
+    }
+    activations += Dot::kDepth;
+    weights += weight_step;
+  }
+}
+
+template <int kRows, int kVectors>
+inline void clear(F32 (&sums)[kRows][kVectors]) {
+  NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+    NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) sums[r][v] = zero();
+  }
+}
+
+// Calls body(std::integral_constant<int, value>) for a value in 1..kMost known only at run time.
+template <int kMost, class Body>
+inline void with_constant(int value, const Body& body) {
+  if constexpr (kMost > 1) {
+    if (value < kMost) return with_constant<kMost - 1>(value, body);
+  }
+  body(std::integral_constant<int, kMost>{});
+}
+
+}  // namespace ncompass

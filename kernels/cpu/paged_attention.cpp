@@ -1,0 +1,516 @@
+// Attention of any mix of prefill, chunked prefill and decode over the paged KV cache.
+//
+// The query heads of one KV head, for a few neighbouring tokens, form the rows of a tile; both
+// products of the tile are the inner loop of dot.h on the panels of kv_pages.h. The context is cut
+// into chunks of kChunkTokens from its start. Each chunk gives a partial result
+//
+//   m = max_j s_j,   l = sum_j 2^(s_j - m),   o = sum_j 2^(s_j - m) v_j
+//
+// and the partials are merged in ascending order: (Online softmax, arXiv 1805.02867; FlashAttention,
+// arXiv 2205.14135; FlashDecoding splits the context the same way.)
+//
+// A chunk is always computed for itself and then merged, whether one thread walks through all of
+// them or many share them. So neither the batch, nor the cutting of a prefill, nor the number of
+// threads changes a bit of a token's result.
+//
+// Scores beyond a row's context are replaced before the maximum is taken, and values beyond the
+// tile's context never enter a product: what lies in unused parts of a page does not matter.
+#include <algorithm>
+#include <limits>
+
+#include "dot.h"
+#include "kv_pages.h"
+
+namespace ncompass {
+namespace {
+
+constexpr int kChunkTokens = 256;
+constexpr int kChunkPages = kChunkTokens / kPageTokens;
+constexpr int kScoreStride = kChunkTokens + 16;  // not a multiple of 4 KB over a few rows
+constexpr int kPreferredRows = 24;               // of a tile: the scores of a chunk fit the L1 cache
+constexpr int kItemsPerThread = 16;              // fewer than that are split by chunks
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr float kLog2E = 1.44269504f;
+
+struct AttentionCall {
+  int64_t num_heads;
+  const void* q;
+  int64_t q_stride;
+  void* out;
+  int64_t num_sequences;
+  const int32_t* query_start;
+  const int32_t* context_lens;
+  const int32_t* block_tables;
+  int64_t max_blocks;
+  float scale;
+  int64_t window;  // 0 = none
+  float softcap;   // 0 = none
+};
+
+// A tile: `num_tokens` neighbouring query tokens of a sequence with the heads of one KV head.
+struct Tile {
+  int64_t first_token;  // in the step
+  int64_t num_tokens;
+  int64_t kv_head;
+  int64_t position;  // of the first token in its context
+  const int32_t* block_table;
+  int64_t first_chunk;
+  int64_t end_chunk;
+  int64_t first_partial;  // where its chunks' partials lie, if they are kept
+
+  int64_t end_position() const { return position + num_tokens; }
+};
+
+// A (partial) result of a tile: m [rows], l [rows], o [rows, head_dim].
+struct Partial {
+  float* largest;
+  float* weight;
+  float* values;
+
+  static int64_t elements(int64_t num_rows, int64_t head_dim) {
+    return (num_rows * (head_dim + 2) + 15) / 16 * 16;
+  }
+  static Partial at(float* memory, int64_t num_rows, int64_t head_dim) {
+    return {memory + num_rows * head_dim, memory + num_rows * (head_dim + 1), memory};
+  }
+};
+
+template <class Dot>
+struct TileScratch {
+  using Activation = typename Dot::Activation;
+  Activation* queries;  // [rows, query_stride]
+  int64_t query_stride;
+  float* scores;              // [rows, kScoreStride]
+  Activation* probabilities;  // [rows, kScoreStride]; for floats the scores themselves
+  float* partials;            // two of them
+
+  static int64_t bytes(int64_t num_rows, int64_t head_dim) {
+    return num_rows * (query_row(head_dim) + 2 * kScoreStride) * sizeof(float) +
+           2 * Partial::elements(num_rows, head_dim) * sizeof(float);
+  }
+  static int64_t query_row(int64_t head_dim) { return head_dim + 16; }
+  static TileScratch at(char* memory, int64_t num_rows, int64_t head_dim) {
+    TileScratch scratch;
+    scratch.partials = reinterpret_cast<float*>(memory);
+    scratch.scores = scratch.partials + 2 * Partial::elements(num_rows, head_dim);
+    float* next = scratch.scores + num_rows * kScoreStride;
+    scratch.probabilities = reinterpret_cast<Activation*>(next);
+    if constexpr (std::is_same_v<Activation, float>) scratch.probabilities = scratch.scores;
+    scratch.queries = reinterpret_cast<Activation*>(next + num_rows * kScoreStride);
+    scratch.query_stride = query_row(head_dim);
+    return scratch;
+  }
+};
+
+template <class Dot>
+class Attention {
+ public:
+  using Element = typename Dot::Weight;
+  using Activation = typename Dot::Activation;
+
+  Attention(const AttentionCall& call, const Pages<const Element>& pages)
+      : call_(call), pages_(pages), group_(call.num_heads / pages.num_kv_heads) {}
+
+  int64_t rows(const Tile& tile) const { return tile.num_tokens * group_; }
+
+  template <class T>
+  void load_queries(const Tile& tile, const TileScratch<Dot>& scratch) const {
+    const T* q = static_cast<const T*>(call_.q) + tile.first_token * call_.q_stride +
+                 tile.kv_head * group_ * pages_.head_dim;
+    for (int64_t row = 0; row < rows(tile); ++row) {
+      const T* head = q + row / group_ * call_.q_stride + row % group_ * pages_.head_dim;
+      Activation* query = scratch.queries + row * scratch.query_stride;
+      for_each_vector(pages_.head_dim,
+                      [&](int64_t i, int count) { store(query + i, load(head + i, count), count); });
+    }
+  }
+
+  // One chunk's partial result.
+  void attend_chunk(const Tile& tile, int64_t chunk, const TileScratch<Dot>& scratch,
+                    const Partial& partial) const {
+    const int64_t first = chunk * kChunkTokens;
+    const int num_tokens = std::min<int64_t>(kChunkTokens, tile.end_position() - first);
+    multiply_keys(tile, first, num_tokens, scratch);
+    for (int64_t row = 0; row < rows(tile); ++row) {
+      soften_row(tile, first, num_tokens, row, scratch, partial);
+    }
+    multiply_values(tile, first, num_tokens, scratch, partial);
+  }
+
+  // total = total merged with `partial`, which lies later in the context.
+  void merge(int64_t num_rows, const Partial& total, const Partial& partial) const {
+    const int64_t head_dim = pages_.head_dim;
+    for (int64_t row = 0; row < num_rows; ++row) {
+      if (partial.largest[row] == kMinusInfinity) continue;
+      float* old_values = total.values + row * head_dim;
+      const float* new_values = partial.values + row * head_dim;
+      if (total.largest[row] == kMinusInfinity) {
+        std::copy_n(new_values, head_dim, old_values);
+        total.largest[row] = partial.largest[row];
+        total.weight[row] = partial.weight[row];
+        continue;
+      }
+      const float largest = std::max(total.largest[row], partial.largest[row]);
+      const F32 old_share = exp2(broadcast(total.largest[row] - largest));
+      const F32 new_share = exp2(broadcast(partial.largest[row] - largest));
+      for_each_vector(head_dim, [&](int64_t i, int) {
+        store(old_values + i,
+              fma(load(old_values + i), old_share, load(new_values + i) * new_share));
+      });
+      const F32 weight = fma(broadcast(total.weight[row]), old_share,
+                             broadcast(partial.weight[row]) * new_share);
+      store(&total.weight[row], weight, 1);
+      total.largest[row] = largest;
+    }
+  }
+
+  template <class T>
+  void write(const Tile& tile, const Partial& total) const {
+    const int64_t head_dim = pages_.head_dim;
+    T* out = static_cast<T*>(call_.out) + tile.first_token * call_.num_heads * head_dim +
+             tile.kv_head * group_ * head_dim;
+    for (int64_t row = 0; row < rows(tile); ++row) {
+      T* head = out + (row / group_ * call_.num_heads + row % group_) * head_dim;
+      const F32 inverse = broadcast(1.0f / total.weight[row]);
+      for_each_vector(head_dim, [&](int64_t i, int) {
+        store(head + i, load(total.values + row * head_dim + i) * inverse);
+      });
+    }
+  }
+
+ private:
+  int64_t block(const Tile& tile, int64_t first, int page) const {
+    return tile.block_table[first / kPageTokens + page];
+  }
+
+  const char* key_memory(const Tile& tile, int64_t token) const {
+    if (token >= tile.end_position()) return nullptr;
+    return reinterpret_cast<const char*>(
+        pages_.key_panel(tile.block_table[token / kPageTokens], tile.kv_head));
+  }
+
+  // scores [rows, num_tokens] = queries . keys. While a page of keys is read, its values are
+  // brought nearer.
+  void multiply_keys(const Tile& tile, int64_t first, int num_tokens,
+                     const TileScratch<Dot>& scratch) const {
+    constexpr int kDepth = Dot::kDepth;
+    const int64_t num_rows = rows(tile);
+    for (int page = 0; page * kPageTokens < num_tokens; ++page) {
+      const int64_t block_number = block(tile, first, page);
+      const Element* panel = pages_.key_panel(block_number, tile.kv_head);
+      const int page_tokens = std::min(kPageTokens, num_tokens - page * kPageTokens);
+      Prefetch values{
+          reinterpret_cast<const char*>(pages_.value_panel(block_number, tile.kv_head))};
+      for (int token = 0; token < page_tokens; token += kAttentionVectors * F32::kWidth) {
+        const int num_vectors = std::min<int>(
+            kAttentionVectors, (page_tokens - token + F32::kWidth - 1) / F32::kWidth);
+        for (int64_t row = 0; row < num_rows; row += kAttentionRows) {
+          const auto height = std::min<int64_t>(kAttentionRows, num_rows - row);
+          with_constant<kAttentionRows>(height, [&](auto rows) {
+            with_constant<kAttentionVectors>(num_vectors, [&](auto vectors) {
+              F32 tile_scores[rows()][vectors()];
+              clear(tile_scores);
+              accumulate<Dot, rows(), vectors(), 4>(
+                  tile_scores, scratch.queries + row * scratch.query_stride, scratch.query_stride,
+                  panel + token * kDepth, kPageTokens * kDepth, pages_.head_dim / kDepth, values);
+              float* scores = scratch.scores + row * kScoreStride + page * kPageTokens + token;
+              NCOMPASS_UNROLL for (int r = 0; r < rows(); ++r) {
+                NCOMPASS_UNROLL for (int v = 0; v < vectors(); ++v) {
+                  store(scores + r * kScoreStride + v * F32::kWidth, tile_scores[r][v]);
+                }
+              }
+            });
+          });
+          values.next = nullptr;
+        }
+      }
+    }
+  }
+
+  // Scores of one row -> unnormalised probabilities, 0 where the row may not look.
+  void soften_row(const Tile& tile, int64_t first, int num_tokens, int64_t row,
+                  const TileScratch<Dot>& scratch, const Partial& partial) const {
+    constexpr int kWidth = F32::kWidth;
+    float* scores = scratch.scores + row * kScoreStride;
+    Activation* probabilities = scratch.probabilities + row * kScoreStride;
+    // 1. the visible part [begin, end) of the chunk
+    const int64_t position = tile.position + row / group_;
+    const int end = static_cast<int>(std::min<int64_t>(num_tokens, position + 1 - first));
+    int begin = 0;
+    if (call_.window > 0) {
+      begin = static_cast<int>(std::max<int64_t>(0, position + 1 - call_.window - first));
+    }
+    partial.largest[row] = kMinusInfinity;
+    partial.weight[row] = 0.0f;
+    const int padded_tokens = (num_tokens + kWidth - 1) / kWidth * kWidth;
+    if (begin >= end) {
+      for (int j = 0; j < padded_tokens; j += kWidth) store(probabilities + j, zero());
+      return;
+    }
+    const auto visible = [&](F32 x, int j, float otherwise) {
+      const F32 hidden = broadcast(otherwise);
+      if (end - j < kWidth) x = keep_first(x, std::max(end - j, 0), hidden);
+      if (begin > j) x = keep_first(hidden, std::min(begin - j, kWidth), x);
+      return x;
+    };
+    // 2. the largest score, in units of log2
+    const float factor = call_.softcap > 0 ? kLog2E : call_.scale * kLog2E;
+    const int first_vector = begin / kWidth * kWidth;
+    F32 most = broadcast(kMinusInfinity);
+    for (int j = first_vector; j < end; j += kWidth) {
+      F32 score = load(scores + j);
+      if (call_.softcap > 0) {
+        score = broadcast(call_.softcap) * tanh(score * broadcast(call_.scale / call_.softcap));
+        store(scores + j, score);
+      }
+      most = max(visible(score, j, kMinusInfinity), most);
+    }
+    const float largest = reduce_max(most) * factor;
+    // 3. probabilities and their sum
+    F32 sum = zero();
+    for (int j = 0; j < padded_tokens; j += kWidth) {
+      F32 probability = zero();
+      if (j >= first_vector && j < end) {
+        probability = exp2(fma(load(scores + j), broadcast(factor), broadcast(-largest)));
+        probability = visible(probability, j, 0.0f);
+        sum = sum + probability;
+      }
+      store(probabilities + j, probability);
+    }
+    partial.largest[row] = largest;
+    partial.weight[row] = reduce_add(sum);
+  }
+
+  // partial.values = probabilities . values. Meanwhile the keys of the next chunk come nearer.
+  void multiply_values(const Tile& tile, int64_t first, int num_tokens,
+                       const TileScratch<Dot>& scratch, const Partial& partial) const {
+    constexpr int kWidth = F32::kWidth;
+    const int64_t head_dim = pages_.head_dim;
+    const int64_t num_rows = rows(tile);
+    for (int64_t row = 0; row < num_rows; row += kAttentionRows) {
+      const auto height = std::min<int64_t>(kAttentionRows, num_rows - row);
+      for (int64_t channel = 0; channel < head_dim; channel += kAttentionVectors * kWidth) {
+        const auto width = std::min<int64_t>(kAttentionVectors, (head_dim - channel) / kWidth);
+        with_constant<kAttentionRows>(height, [&](auto rows) {
+          with_constant<kAttentionVectors>(width, [&](auto vectors) {
+            F32 sums[rows()][vectors()];
+            clear(sums);
+            for (int page = 0; page * kPageTokens < num_tokens; ++page) {
+              add_page<rows(), vectors()>(tile, first, page, num_tokens, row, channel, scratch,
+                                          sums);
+            }
+            NCOMPASS_UNROLL for (int r = 0; r < rows(); ++r) {
+              NCOMPASS_UNROLL for (int v = 0; v < vectors(); ++v) {
+                store(partial.values + (row + r) * head_dim + channel + v * kWidth, sums[r][v]);
+              }
+            }
+          });
+        });
+      }
+    }
+  }
+
+  template <int kRows, int kVectors>
+  void add_page(const Tile& tile, int64_t first, int page, int num_tokens, int64_t row,
+                int64_t channel, const TileScratch<Dot>& scratch,
+                F32 (&sums)[kRows][kVectors]) const {
+    constexpr int kDepth = Dot::kDepth;
+    constexpr int kLines = kVectors * F32::kWidth / 16;  // of the next keys, with each step
+    const int tokens = std::min(kPageTokens, num_tokens - page * kPageTokens);
+    const int num_steps = tokens / kDepth;
+    const Activation* probabilities =
+        scratch.probabilities + row * kScoreStride + page * kPageTokens;
+    const Element* panel =
+        pages_.value_panel(block(tile, first, page), tile.kv_head) + channel * kDepth;
+    Prefetch next_keys;
+    if (row == 0) {
+      next_keys.next = key_memory(tile, first + kChunkTokens + page * kPageTokens);
+      if (next_keys.next != nullptr) next_keys.next += channel * kPageTokens * sizeof(Element);
+    }
+    accumulate<Dot, kRows, kVectors, kLines>(sums, probabilities, kScoreStride, panel,
+                                             pages_.head_dim * kDepth, num_steps, next_keys);
+    if constexpr (kDepth > 1) {
+      if (tokens % kDepth == 0) return;
+      // The other half of the last pair may hold anything.
+      Dot::template step_low<kRows, kVectors>(sums, probabilities + num_steps * kDepth,
+                                              kScoreStride,
+                                              panel + num_steps * pages_.head_dim * kDepth);
+    }
+  }
+
+  const AttentionCall& call_;
+  const Pages<const Element> pages_;
+  const int64_t group_;
+};
+
+// Everything that would lead outside an array.
+void check(const AttentionCall& call, const ncompass_KVShape& shape, int64_t num_tokens) {
+  require(call.num_heads > 0 && call.num_heads % shape.num_kv_heads == 0,
+          "attention: the query heads do not divide among the KV heads");
+  require(call.query_start[0] == 0 && call.query_start[call.num_sequences] == num_tokens,
+          "attention: query_start does not cover the tokens");
+  for (int64_t i = 0; i < call.num_sequences; ++i) {
+    const int64_t num_queries = int64_t{call.query_start[i + 1]} - call.query_start[i];
+    const int64_t context = call.context_lens[i];
+    require(num_queries > 0 && num_queries <= context,
+            "attention: a sequence has no tokens, or more than its context");
+    const int64_t num_pages = (context + kPageTokens - 1) / kPageTokens;
+    require(num_pages <= call.max_blocks, "attention: a context is longer than its block table");
+    int64_t first_page = 0;
+    if (call.window > 0) {
+      first_page = std::max<int64_t>(0, context - num_queries + 1 - call.window) / kPageTokens;
+    }
+    for (int64_t page = first_page; page < num_pages; ++page) {
+      const int32_t block = call.block_tables[i * call.max_blocks + page];
+      require(block >= 0 && block < shape.num_blocks, "attention: a block is beyond the cache");
+    }
+  }
+}
+
+// The tiles of all sequences; the late, costly ones of a long prefill first.
+std::vector<Tile> cut_into_tiles(const AttentionCall& call, int64_t num_kv_heads) {
+  const int64_t group = call.num_heads / num_kv_heads;
+  const int64_t tile_tokens = std::max<int64_t>(1, kPreferredRows / group);
+  std::vector<Tile> tiles;
+  int64_t num_partials = 0;
+  for (int64_t i = 0; i < call.num_sequences; ++i) {
+    const int64_t start = call.query_start[i];
+    const int64_t num_queries = call.query_start[i + 1] - start;
+    const int64_t past = call.context_lens[i] - num_queries;
+    const int64_t num_tiles = (num_queries + tile_tokens - 1) / tile_tokens;
+    for (int64_t t = num_tiles - 1; t >= 0; --t) {
+      Tile tile;
+      tile.first_token = start + t * tile_tokens;
+      tile.num_tokens = std::min(tile_tokens, num_queries - t * tile_tokens);
+      tile.position = past + t * tile_tokens;
+      tile.block_table = call.block_tables + i * call.max_blocks;
+      tile.first_chunk = 0;
+      if (call.window > 0) {
+        tile.first_chunk = std::max<int64_t>(0, tile.position + 1 - call.window) / kChunkTokens;
+      }
+      tile.end_chunk = (tile.end_position() + kChunkTokens - 1) / kChunkTokens;
+      for (int64_t head = 0; head < num_kv_heads; ++head) {
+        tile.kv_head = head;
+        tile.first_partial = num_partials;
+        num_partials += tile.end_chunk - tile.first_chunk;
+        tiles.push_back(tile);
+      }
+    }
+  }
+  return tiles;
+}
+
+template <class Dot, class T>
+void attend(Context& context, const AttentionCall& call,
+            const Pages<const typename Dot::Weight>& pages) {
+  const Attention<Dot> attention(call, pages);
+  const std::vector<Tile> tiles = cut_into_tiles(call, pages.num_kv_heads);
+  const int num_threads = context.team.size();
+  const int64_t group = call.num_heads / pages.num_kv_heads;
+  const int64_t max_rows = std::max<int64_t>(1, kPreferredRows / group) * group;
+  const int64_t partial_elements = Partial::elements(max_rows, pages.head_dim);
+  std::vector<TileScratch<Dot>> scratch;
+  for (Scratch& memory : context.private_scratch) {
+    const int64_t bytes = TileScratch<Dot>::bytes(max_rows, pages.head_dim);
+    scratch.push_back(
+        TileScratch<Dot>::at(memory.reserve<char>(bytes), max_rows, pages.head_dim));
+  }
+  const auto partial_at = [&](float* memory, int64_t index) {
+    return Partial::at(memory + index * partial_elements, max_rows, pages.head_dim);
+  };
+  const auto begin_total = [&](const Tile& tile, const Partial& total) {
+    std::fill_n(total.largest, attention.rows(tile), kMinusInfinity);
+  };
+
+  const int64_t num_partials =
+      tiles.back().first_partial + tiles.back().end_chunk - tiles.back().first_chunk;
+  const int64_t num_tiles = static_cast<int64_t>(tiles.size());
+  const bool is_split = num_threads > 1 && num_tiles < kItemsPerThread * num_threads &&
+                        num_partials > num_tiles;
+  if (!is_split) {
+    TaskList tasks(num_tiles, num_threads);
+    context.team.run([&](int thread) {
+      const TileScratch<Dot>& own = scratch[thread];
+      tasks.take(thread, [&](int64_t task) {
+        const Tile& tile = tiles[task];
+        const Partial total = partial_at(own.partials, 0), partial = partial_at(own.partials, 1);
+        begin_total(tile, total);
+        attention.template load_queries<T>(tile, own);
+        for (int64_t chunk = tile.first_chunk; chunk < tile.end_chunk; ++chunk) {
+          attention.attend_chunk(tile, chunk, own, partial);
+          attention.merge(attention.rows(tile), total, partial);
+        }
+        attention.template write<T>(tile, total);
+      });
+    });
+    return;
+  }
+
+  // Few long contexts: the chunks are shared out, then merged in the same order as above.
+  struct Part {
+    int64_t tile;
+    int64_t chunk;
+  };
+  std::vector<Part> parts;
+  for (int64_t i = 0; i < num_tiles; ++i) {
+    for (int64_t c = tiles[i].first_chunk; c < tiles[i].end_chunk; ++c) parts.push_back({i, c});
+  }
+  float* partials = context.shared_scratch.reserve<float>(num_partials * partial_elements);
+  TaskList chunk_tasks(num_partials, num_threads), merge_tasks(num_tiles, num_threads);
+  context.team.run([&](int thread) {
+    const TileScratch<Dot>& own = scratch[thread];
+    chunk_tasks.take(thread, [&](int64_t task) {
+      const Tile& tile = tiles[parts[task].tile];
+      attention.template load_queries<T>(tile, own);
+      attention.attend_chunk(tile, parts[task].chunk, own, partial_at(partials, task));
+    });
+    context.team.barrier();
+    merge_tasks.take(thread, [&](int64_t task) {
+      const Tile& tile = tiles[task];
+      const Partial total = partial_at(own.partials, 0);
+      begin_total(tile, total);
+      for (int64_t i = 0; i < tile.end_chunk - tile.first_chunk; ++i) {
+        attention.merge(attention.rows(tile), total, partial_at(partials, tile.first_partial + i));
+      }
+      attention.template write<T>(tile, total);
+    });
+  });
+}
+
+}  // namespace
+}  // namespace ncompass
+
+using namespace ncompass;
+
+const char* ncompass_paged_attention(Context* context, const ncompass_KVShape* shape,
+                                     const void* keys, const void* values, int64_t num_tokens,
+                                     int64_t num_heads, const void* q, int64_t q_stride,
+                                     DType dtype, void* out, int64_t num_sequences,
+                                     const int32_t* query_start, const int32_t* context_lens,
+                                     const int32_t* block_tables, int64_t max_blocks, float scale,
+                                     int64_t window, float softcap) {
+  return guarded([&] {
+    check(*shape);
+    if (num_sequences == 0) return;
+    const AttentionCall call{num_heads,    q,            q_stride,     out,
+                             num_sequences, query_start, context_lens, block_tables,
+                             max_blocks,   scale,        window,       softcap};
+    check(call, *shape, num_tokens);
+    const Session session(context->team);
+    with_dtype(dtype, [&](auto element) {
+      using T = decltype(element);
+      const auto run = [&](auto dot) {
+        using Dot = decltype(dot);
+        using Element = const typename Dot::Weight;
+        const Pages<Element> pages{static_cast<Element*>(keys), static_cast<Element*>(values),
+                                   shape->num_kv_heads, shape->head_dim};
+        attend<Dot, T>(*context, call, pages);
+      };
+      if (static_cast<DType>(shape->dtype) == DType::kFloat32) return run(FloatDot{});
+#if NCOMPASS_HAS_BF16_DOT
+      if (context->use_native_bf16_dot) return run(NativeBf16Dot{});
+#endif
+      run(WidenedBf16Dot{});
+    });
+  });
+}

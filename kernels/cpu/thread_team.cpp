@@ -1,0 +1,167 @@
+#include "thread_team.h"
+
+#include <immintrin.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <climits>
+#include <new>
+#include <system_error>
+
+namespace ncompass {
+namespace {
+
+constexpr int64_t kSpinNanoseconds = 50'000;
+constexpr int64_t kYieldNanoseconds = 1'000'000;
+constexpr int kPausesPerLook = 32;
+constexpr unsigned kDenormalsAreZero = 0x8040;  // FTZ and DAZ of the MXCSR register
+
+int64_t now_nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+void futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
+  syscall(SYS_futex, &word, operation, value, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+void Signal::wait_while(uint32_t seen) {
+  const int64_t start = now_nanoseconds();
+  while (value.load(std::memory_order_acquire) == seen) {
+    const int64_t waited = now_nanoseconds() - start;
+    if (waited < kSpinNanoseconds) {
+      for (int i = 0; i < kPausesPerLook && value.load(std::memory_order_relaxed) == seen; ++i) {
+        _mm_pause();
+      }
+    } else if (waited < kYieldNanoseconds) {
+      sched_yield();
+    } else {
+      num_sleeping.fetch_add(1);
+      futex(value, FUTEX_WAIT_PRIVATE, seen);  // returns at once if the value has changed
+      num_sleeping.fetch_sub(1);
+    }
+  }
+}
+
+void Signal::set(uint32_t next) {
+  value.store(next);  // sequentially consistent: ordered before the look at num_sleeping
+  if (num_sleeping.load() > 0) futex(value, FUTEX_WAKE_PRIVATE, INT_MAX);
+}
+
+ThreadTeam::ThreadTeam(int num_threads) : num_threads_(num_threads) {}
+
+ThreadTeam::~ThreadTeam() {
+  // Otherwise it never started, or its workers belong to a parent process.
+  if (process_ == getpid()) stop_workers();
+}
+
+void ThreadTeam::start_workers() {
+  struct Start {
+    ThreadTeam* team;
+    int thread;
+    uint32_t generation;
+  };
+  const auto entry = [](void* opaque) -> void* {
+    const Start start = *static_cast<Start*>(opaque);
+    delete static_cast<Start*>(opaque);
+    start.team->work(start.thread, start.generation);
+    return nullptr;
+  };
+  workers_.clear();
+  num_arrived_ = 0;
+  generation_.num_sleeping = 0;
+  barrier_generation_.num_sleeping = 0;
+  // Signals belong to the threads of the host program.
+  sigset_t every_signal, caller_signals;
+  sigfillset(&every_signal);
+  pthread_sigmask(SIG_SETMASK, &every_signal, &caller_signals);
+  int error = 0;
+  for (int thread = 1; thread < num_threads_ && error == 0; ++thread) {
+    auto* start = new Start{this, thread, generation_.value.load()};
+    pthread_t worker;
+    error = pthread_create(&worker, nullptr, entry, start);
+    if (error == 0) {
+      workers_.push_back(worker);
+    } else {
+      delete start;
+    }
+  }
+  pthread_sigmask(SIG_SETMASK, &caller_signals, nullptr);
+  if (error != 0) {
+    stop_workers();
+    throw std::system_error(error, std::generic_category(), "cannot start a kernel thread");
+  }
+  process_ = getpid();
+}
+
+void ThreadTeam::stop_workers() {
+  is_stopping_ = true;
+  generation_.set(generation_.value.load() + 1);
+  for (pthread_t worker : workers_) pthread_join(worker, nullptr);
+  workers_.clear();
+  is_stopping_ = false;
+}
+
+void ThreadTeam::work(int thread, uint32_t generation) {
+  _mm_setcsr(_mm_getcsr() | kDenormalsAreZero);
+  while (true) {
+    generation_.wait_while(generation);
+    ++generation;
+    if (is_stopping_) return;
+    body_(opaque_, thread);
+    barrier();
+  }
+}
+
+void ThreadTeam::run_erased(ErasedBody body, const void* opaque) {
+  if (num_threads_ > 1) {
+    body_ = body;
+    opaque_ = opaque;
+    generation_.set(generation_.value.load() + 1);
+  }
+  body(opaque, 0);
+  barrier();
+}
+
+void ThreadTeam::barrier() {
+  if (num_threads_ == 1) return;
+  const uint32_t generation = barrier_generation_.value.load();
+  if (num_arrived_.fetch_add(1) == num_threads_ - 1) {
+    num_arrived_.store(0);
+    barrier_generation_.set(generation + 1);
+  } else {
+    barrier_generation_.wait_while(generation);
+  }
+}
+
+Session::Session(ThreadTeam& team) : team_(team) {
+  if (team.process_ != getpid() && team.process_ != -1) {
+    // After a fork only this thread exists here, and another one may have held the lock.
+    new (&team.mutex_) std::mutex;
+    team.process_ = -1;
+  }
+  team_.mutex_.lock();
+  try {
+    if (team_.process_ != getpid()) team_.start_workers();
+  } catch (...) {
+    team_.mutex_.unlock();
+    throw;
+  }
+  caller_mode_ = _mm_getcsr();
+  _mm_setcsr(caller_mode_ | kDenormalsAreZero);
+}
+
+Session::~Session() {
+  _mm_setcsr(caller_mode_);
+  team_.mutex_.unlock();
+}
+
+}  // namespace ncompass

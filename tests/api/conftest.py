@@ -1,0 +1,251 @@
+"""The whole API over real Redis, a real database and a worker whose model is scripted."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from pydantic import SecretStr
+
+from accounts import api_keys
+from accounts.principal import ACCOUNT, INFERENCE, OPERATOR
+from accounts.settings import AccountsSettings
+from api.app import create_app
+from api.dependencies import Services, open_services
+from api.settings import ApiSettings
+from billing import ledger, pricing, signup
+from billing.ledger import Balance
+from billing.money import NANO_PER_DOLLAR
+from billing.settings import BillingSettings
+from common.db import read_only
+from common.settings import CommonSettings
+from engine import catalog
+from engine.broker.settings import BrokerSettings
+from engine.tokenization import Tokenizer
+from tests.api.fake_worker import FakeWorker, Script
+
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+CONTEXT_LENGTH = 8192
+INPUT_PRICE, CACHED_PRICE, OUTPUT_PRICE = 20_000_000, 10_000_000, 80_000_000
+PASSWORD = "correct horse battery staple"
+
+ACCOUNTS = AccountsSettings(
+    api_key_peppers={1: SecretStr("a pepper for tests")},
+    argon2_memory_kib=64,
+    argon2_iterations=1,
+    signups_per_network=10_000,
+)
+BROKER = BrokerSettings(announce_interval_s=0.2, heartbeat_cache_s=0.05, worker_ms=1_000)
+API = ApiSettings(queue_report_interval_s=0.1, model_wait_s=1.0, drain_timeout_s=2.0)
+
+
+@dataclass(frozen=True)
+class Customer:
+    """An organization with a key for inference and account."""
+
+    organization_id: str
+    email: str
+    key: str
+    key_id: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"}
+
+
+@dataclass
+class Platform:
+    """Everything that a test of the API touches."""
+
+    services: Services
+    app: FastAPI
+    client: httpx.AsyncClient
+    worker: FakeWorker
+    tokenizer: Tokenizer
+    customer: Customer
+    scripts: list[Script] = field(default_factory=list)
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """The tokens that spell `text`."""
+        return tuple(self._encode(text))
+
+    def _encode(self, text: str) -> list[int]:
+        from tokenizers import Tokenizer as Fast
+
+        fast = Fast.from_file(str(self.directory / "tokenizer.json"))
+        ids: list[int] = fast.encode(text, add_special_tokens=False).ids
+        return ids
+
+    directory: Path = Path()
+
+    def say(self, text: str = "", **script: Any) -> None:
+        """From now on the model answers every request with `text`, then ends."""
+        chosen = Script(token_ids=self.ids(text), **script)
+        self.worker.script_of = lambda request: chosen
+
+    async def post(
+        self, path: str, body: Any = None, *, customer: Customer | None = None, **options: Any
+    ) -> httpx.Response:
+        headers = (customer or self.customer).headers
+        return await self.client.post(path, json=body, headers=headers, **options)
+
+    async def chat(self, content: str = "Hi", **parameters: Any) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
+        return await self.post("/v1/chat/completions", body | parameters)
+
+    async def balance(self, customer: Customer | None = None) -> Balance:
+        async with read_only(self.services.sessions) as session:
+            return await ledger.balance(session, (customer or self.customer).organization_id)
+
+    async def settled(self, customer: Customer | None = None) -> Balance:
+        """The balance once nothing is held any more."""
+        async with asyncio.timeout(5):
+            while (balance := await self.balance(customer)).held:
+                await asyncio.sleep(0.01)
+        return balance
+
+    async def sign_up(self, email: str) -> Customer:
+        async with self.services.sessions.begin() as session:
+            signed_up = await signup.sign_up(
+                session,
+                email=email,
+                password=PASSWORD,
+                hasher=self.services.password_hasher,
+                key_ring=self.services.key_ring,
+                accounts_settings=self.services.accounts_settings,
+                billing_settings=self.services.billing_settings,
+            )
+        issued = signed_up.issued_key
+        return Customer(signed_up.organization.id, email, issued.plaintext, issued.key.id)
+
+    async def issue(self, customer: Customer, *scopes: str) -> Customer:
+        """The same organization with another key."""
+        async with self.services.sessions.begin() as session:
+            issued = await api_keys.issue(
+                session,
+                customer.organization_id,
+                name="test",
+                scopes=scopes or (INFERENCE, ACCOUNT, OPERATOR),
+                created_by=None,
+                key_ring=self.services.key_ring,
+            )
+        return Customer(
+            customer.organization_id, customer.email, issued.plaintext, issued.key.id
+        )
+
+    async def set_balance(self, customer: Customer, nano_usd: int) -> None:
+        """Adjust the ledger so that exactly so much is left."""
+        balance = await self.balance(customer)
+        async with self.services.sessions.begin() as session:
+            await ledger.adjust_credit(
+                session,
+                customer.organization_id,
+                nano_usd - balance.posted,
+                "test",
+                "test",
+                f"set-{nano_usd}-{balance.posted}",
+            )
+
+
+@asynccontextmanager
+async def open_platform(
+    database_url: str, redis_url: str, directory: Path, **api: Any
+) -> AsyncIterator[Platform]:
+    common = CommonSettings(
+        database_url=SecretStr(database_url), redis_url=SecretStr(redis_url)
+    )
+    async with open_services(
+        common=common,
+        accounts=ACCOUNTS,
+        billing=BillingSettings(signup_credit_nano_usd=100 * NANO_PER_DOLLAR),
+        broker=BROKER,
+        api=API.model_copy(update=api),
+    ) as services:
+        async with services.sessions.begin() as session:
+            await catalog.add_model(
+                session,
+                name=MODEL,
+                path=str(directory),
+                revision="test",
+                architecture="LlamaForCausalLM",
+                context_length=CONTEXT_LENGTH,
+                dtype="float32",
+                description="a small model",
+            )
+            await pricing.set_price(
+                session, MODEL, input=INPUT_PRICE, cached=CACHED_PRICE, output=OUTPUT_PRICE
+            )
+        worker = FakeWorker(redis_url, MODEL, BROKER).start()
+        app = create_app(services)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+        try:
+            async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+                platform = Platform(
+                    services=services,
+                    app=app,
+                    client=client,
+                    worker=worker,
+                    tokenizer=Tokenizer.load(directory),
+                    customer=Customer("", "", "", ""),
+                    directory=directory,
+                )
+                platform.customer = await platform.sign_up("ada@example.com")
+                yield platform
+        finally:
+            worker.stop()
+
+
+@pytest.fixture
+async def platform(
+    sqlite_url: str, clean_redis: str, default_model_directory: Path
+) -> AsyncIterator[Platform]:
+    """The API on SQLite."""
+    async with open_platform(sqlite_url, clean_redis, default_model_directory) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def platform_on_each_database(
+    database_url: str, clean_redis: str, default_model_directory: Path
+) -> AsyncIterator[Platform]:
+    """The API on SQLite and on PostgreSQL: for tests about money."""
+    async with open_platform(database_url, clean_redis, default_model_directory) as opened:
+        yield opened
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn without its signal handlers, which belong to the test run."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@asynccontextmanager
+async def serving(app: Any, **options: Any) -> AsyncIterator[str]:
+    """`app` on a free port of 127.0.0.1, in this loop; yields its base URL."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, **options)
+        server = QuietServer(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            while not server.started:
+                await asyncio.sleep(0.005)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
+
+
+@pytest.fixture
+async def base_url(platform: Platform) -> AsyncIterator[str]:
+    """The API by a real uvicorn."""
+    async with serving(platform.app) as url:
+        yield url

@@ -1,0 +1,220 @@
+"""A worker with a scripted model: it takes real requests from the real queue and emits set tokens.
+
+Everything between the API and the engine is real (Redis, the Lua scripts, leases, heartbeats); only
+the arithmetic is missing, so that a test decides what the "model" says and when.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import redis
+
+from engine.broker.settings import BrokerSettings
+from engine.broker.worker import WorkerBroker
+from engine.messages import (
+    Cancel,
+    CostModel,
+    FinishReason,
+    GenerateRequest,
+    Heartbeat,
+    StepFrames,
+    Timing,
+    TokenFrame,
+    TokenLogprob,
+)
+
+TICK_S = 0.004
+HEARTBEAT_S = 0.2
+EOS = 2
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the model says to one request."""
+
+    token_ids: tuple[int, ...] = ()
+    first_delay_s: float = 0.0
+    delay_s: float = 0.0
+    end: Literal["stop", "error", "never"] = "stop"
+    num_cached_tokens: int = 0
+    tokens_per_frame: int = 1
+
+
+@dataclass
+class _Sequence:
+    request: GenerateRequest
+    choice: int
+    script: Script
+    due_s: float
+    num_emitted: int = 0
+    is_ended: bool = False
+
+
+@dataclass
+class FakeWorker:
+    """Runs in a thread until `stop`; `script_of` decides per request."""
+
+    redis_url: str
+    model: str
+    settings: BrokerSettings
+    script_of: Callable[[GenerateRequest], Script] = lambda request: Script()
+    name: str = "fake-worker"
+    requests: list[GenerateRequest] = field(default_factory=list)
+    cancelled: dict[str, float] = field(default_factory=dict)
+    is_taking: bool = True
+    is_dead: bool = False
+    """Says nothing any more, not even a heartbeat: as after kill -9."""
+
+    def __post_init__(self) -> None:
+        self._sequences: dict[str, list[_Sequence]] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.failure: BaseException | None = None
+
+    def start(self) -> "FakeWorker":
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(timeout=5)
+        assert not self._thread.is_alive()
+        if self.failure is not None:
+            raise self.failure
+
+    @property
+    def num_running(self) -> int:
+        return len(self._sequences)
+
+    def _run(self) -> None:
+        try:
+            with redis.Redis.from_url(self.redis_url) as connection:
+                broker = WorkerBroker(connection, self.name, self.model, settings=self.settings)
+                self._serve(broker)
+        except BaseException as failure:
+            self.failure = failure
+
+    def _serve(self, broker: WorkerBroker) -> None:
+        beat_at_s = 0.0
+        step = 0
+        while not self._stopping.is_set():
+            if self.is_dead:
+                time.sleep(TICK_S)
+                continue
+            now_s = time.monotonic()
+            if now_s - beat_at_s >= HEARTBEAT_S:
+                beat_at_s = now_s
+                broker.heartbeat(self._heartbeat(step))
+                broker.renew(list(self._sequences))
+            frames, finished = self._step(now_s)
+            step += bool(frames)
+            by_node = {
+                node: StepFrames(worker=self.name, step=step, frames=of_node)
+                for node, of_node in frames.items()
+            }
+            exchange = broker.exchange(
+                frames_by_node=by_node,
+                finished=finished,
+                max_requests=64 if self.is_taking else 0,
+            )
+            for message in exchange.control:
+                if isinstance(message, Cancel):
+                    self._cancel(broker, message)
+            for request in exchange.requests:
+                self._begin(request)
+            if not self._sequences:
+                broker.wait(0.05)
+            else:
+                time.sleep(TICK_S)
+
+    def _begin(self, request: GenerateRequest) -> None:
+        self.requests.append(request)
+        script = self.script_of(request)
+        due_s = time.monotonic() + script.first_delay_s
+        self._sequences[request.request_id] = [
+            _Sequence(request, choice, script, due_s) for choice in range(request.num_choices)
+        ]
+
+    def _cancel(self, broker: WorkerBroker, message: Cancel) -> None:
+        if self._sequences.pop(message.request_id, None) is not None:
+            self.cancelled[message.request_id] = time.monotonic()
+            broker.finish([message.request_id])
+
+    def _step(self, now_s: float) -> tuple[dict[str, list[TokenFrame]], list[str]]:
+        frames: dict[str, list[TokenFrame]] = {}
+        finished = []
+        for request_id, sequences in list(self._sequences.items()):
+            for sequence in sequences:
+                if not sequence.is_ended and now_s >= sequence.due_s:
+                    frame = self._frame(sequence)
+                    if frame is not None:
+                        frames.setdefault(sequence.request.node, []).append(frame)
+            if all(sequence.is_ended for sequence in sequences):
+                del self._sequences[request_id]
+                finished.append(request_id)
+        return frames, finished
+
+    def _frame(self, sequence: _Sequence) -> TokenFrame | None:
+        script, request = sequence.script, sequence.request
+        start = sequence.num_emitted
+        room = request.authorized_tokens - start
+        take = min(script.tokens_per_frame, room)
+        token_ids = script.token_ids[start : start + take]
+        reason: FinishReason | None = None
+        error = stop_token_id = None
+        if not token_ids:
+            if script.end == "never":
+                return None
+            if script.end == "error":
+                reason, error = "error", "scripted failure"
+            else:
+                token_ids, reason, stop_token_id = (EOS,), "stop", EOS
+        elif len(token_ids) == room:
+            reason = "length"
+        sequence.num_emitted += len(token_ids)
+        sequence.is_ended = reason is not None
+        sequence.due_s += script.delay_s
+        return TokenFrame(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            first_index=start,
+            token_ids=tuple(token_ids),
+            choice=sequence.choice,
+            logprobs=self._logprobs(request, token_ids),
+            finish_reason=reason,
+            stop_token_id=stop_token_id,
+            error=error,
+            num_cached_tokens=script.num_cached_tokens if start == 0 else 0,
+            timing=Timing(queued_us=1_000, prefill_us=2_000, decode_us=30_000) if reason else None,
+        )
+
+    @staticmethod
+    def _logprobs(
+        request: GenerateRequest, token_ids: tuple[int, ...]
+    ) -> tuple[TokenLogprob, ...] | None:
+        wanted = request.sampling.num_logprobs
+        if wanted is None:
+            return None
+        return tuple(
+            TokenLogprob(-0.5, tuple((token_id + k, -0.5 - k) for k in range(wanted)))
+            for token_id in token_ids
+        )
+
+    def _heartbeat(self, step: int) -> Heartbeat:
+        return Heartbeat(
+            worker=self.name,
+            model=self.model,
+            revision="test",
+            state="ready",
+            sent_ms=time.time_ns() // 1_000_000,
+            pid=os.getpid(),
+            dtype="float32",
+            context_length=8192,
+            num_running=len(self._sequences),
+            num_steps=step,
+            cost_model=CostModel(base_s=0.01, per_token_s=1e-4, per_context_s=1e-8),
+        )
