@@ -132,6 +132,12 @@ class Engine:
             if attempt is None or sequence.request.attempt <= attempt:
                 self._end(sequence, "abort", is_silent=is_silent)
 
+    def cancel_nodes(self, nodes: set[str]) -> None:
+        """End every request whose API node is dead: nobody waits for its tokens."""
+        for sequence in self._scheduler.sequences():
+            if sequence.request.node in nodes:
+                self._end(sequence, "abort", is_silent=True)
+
     def step(self) -> StepOutput:
         """Compute the next batch. Whatever it raises, `abandon` puts the engine right again."""
         batch = self._schedule()

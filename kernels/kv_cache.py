@@ -14,6 +14,9 @@ from typing import Protocol
 
 import torch
 
+from kernels.cpu import library as cpu
+from kernels.cpu.page_layout import PANELS
+
 BLOCK_SIZE = 64
 
 
@@ -76,6 +79,13 @@ class PlainLayout:
 PLAIN = PlainLayout()
 
 
+def _best_layout(device: torch.device, dtype: torch.dtype, head_dim: int) -> PageLayout:
+    library = cpu.active()
+    if device.type == "cpu" and library is not None and dtype in cpu.DTYPES:
+        return PANELS if library.supports_head_dim(head_dim) else PLAIN
+    return PLAIN
+
+
 class PagedKVCache:
     """Keys and values of `num_layers` layers in `num_blocks` pages, zero-filled.
 
@@ -92,7 +102,7 @@ class PagedKVCache:
         dtype: torch.dtype,
         device: torch.device | str,
         block_size: int = BLOCK_SIZE,
-        layout: PageLayout = PLAIN,
+        layout: PageLayout | None = None,
     ) -> None:
         self.num_layers = num_layers
         self.num_blocks = num_blocks
@@ -101,7 +111,7 @@ class PagedKVCache:
         self.dtype = dtype
         self.device = torch.device(device)
         self.block_size = block_size
-        self.layout = layout
+        self.layout = layout or _best_layout(self.device, dtype, head_dim)
         # Zeroed once and for all: the C++ kernels multiply masked values by 0, which a page of
         # NaN would survive. On the CPU the zeros cost no memory until a page is written.
         storage = torch.zeros(
@@ -111,6 +121,11 @@ class PagedKVCache:
         )
         self.keys: tuple[torch.Tensor, ...] = tuple(storage[:, 0])
         self.values: tuple[torch.Tensor, ...] = tuple(storage[:, 1])
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the pages lie as the C++ library wants them."""
+        return self.layout is PANELS
 
     @classmethod
     def bytes_per_block(

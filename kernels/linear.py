@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.cpu import library as cpu
+
 
 class PackedLinear:
     """A weight [out_features, in_features] and maybe a bias [out_features], ready to multiply."""
@@ -16,8 +18,15 @@ class PackedLinear:
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
         self.device = weight.device
-        self.bias = bias
-        self.weight = weight
+        self.packed: cpu.PackedWeight | None = None
+        self.weight: torch.Tensor | None = None
+        library = cpu.active()
+        if library is not None and library.supports(weight):
+            self.packed = library.pack(weight)
+            self.bias = bias if bias is None else bias.float()
+        else:
+            self.weight = weight
+            self.bias = bias
 
 
 def linear(
@@ -27,5 +36,10 @@ def linear(
 
     The residual is left as it is. It may be of a wider dtype, which is then the result's.
     """
+    if packed.packed is not None:
+        library = cpu.active()
+        assert library is not None, "the weight was packed for a library that is disabled"
+        return library.linear(x, packed.packed, packed.bias, residual)
+    assert packed.weight is not None
     out = torch.nn.functional.linear(x, packed.weight, packed.bias)
     return out if residual is None else residual + out

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 
 from kernels.attention_metadata import AttentionMetadata
+from kernels.cpu import library as cpu
 from kernels.kv_cache import PagedKVCache
 from kernels.paged_decode_attention import paged_decode_attention
 from kernels.paged_prefill_attention import paged_prefill_attention
@@ -32,6 +33,11 @@ def paged_attention(
     `window` counts the positions that a token sees, itself included. Sequences with one token take
     the decode path, the others the prefill path.
     """
+    library = cpu.active()
+    if library is not None and kv_cache.is_packed and library.supports(q):
+        return library.paged_attention(
+            q, kv_cache, layer, metadata, scale=scale, window=window, softcap=softcap
+        )
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     paged_decode_attention(
         q, kv_cache, layer, metadata, out, scale=scale, window=window, softcap=softcap

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.cpu import library as cpu
+
 
 def rms_norm_with_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x: [..., hidden], any strides -> [..., hidden] in the dtype of `weight`."""
@@ -20,6 +22,9 @@ def rms_norm_with_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> to
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise x [..., hidden] and scale by weight [hidden]; the result has weight's dtype."""
+    library = cpu.active()
+    if library is not None and library.supports(x, weight):
+        return library.rms_norm(x, weight, eps)
     return rms_norm_with_torch(x, weight, eps)
 
 
@@ -30,5 +35,8 @@ def add_rms_norm(
 
     The residual stream may be wider than x (fp32 beside bf16); the sum has the residual's dtype.
     """
+    library = cpu.active()
+    if library is not None and library.supports(x, residual, weight):
+        return library.add_rms_norm(x, residual, weight, eps)
     new_residual = residual + x
     return rms_norm_with_torch(new_residual, weight, eps), new_residual

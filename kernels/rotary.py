@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from kernels.attention_metadata import AttentionMetadata
+from kernels.cpu import library as cpu
 from kernels.kv_cache import PagedKVCache
 
 
@@ -128,10 +129,13 @@ def rotary_and_write_kv(  # noqa: PLR0917 - the tensors, then where they belong
     q, k and v may be views of one projection. cos_sin: [max_positions, 2, R / 2] of
     `build_cos_sin`, R <= D. k itself stays as it is; tokens with slot -1 are not written.
     """
+    library = cpu.active()
+    if library is not None and kv_cache.is_packed and library.supports(q, k, v):
+        return library.rotary_and_write_kv(q, k, v, cos_sin, kv_cache, layer, metadata)
     rows = cos_sin[metadata.positions]
     q.copy_(rotate(q, rows))
     rotated = rotate(k, rows)
     slots, written = metadata.slot_mapping, metadata.written_tokens
     if written is not None:
         slots, rotated, v = slots[written], rotated[written], v[written]
-    kv_cache.write(layer, slots, rotated, v)
+    return kv_cache.write(layer, slots, rotated, v)

@@ -1,0 +1,71 @@
+"""The worker's compute loop: orders, one step, news, again. Knows no Redis."""
+
+import structlog
+
+from engine.engine import Engine, StepOutput
+from engine.mailbox import EngineOrders, Mailbox
+from engine.messages import IntegrityReport
+
+logger = structlog.get_logger(__name__)
+
+MAX_FAILURES_IN_A_ROW = 5
+"""After so many failed steps the worker ends, and its supervisor starts another."""
+
+
+class EngineThread:
+    """Runs the engine until it is told to stop. `run` is the thread's whole life."""
+
+    def __init__(self, engine: Engine, mailbox: Mailbox) -> None:
+        self._engine = engine
+        self._mailbox = mailbox
+        self._num_failures = 0
+
+    def run(self) -> None:
+        """Steps while there is work, sleeps while there is none.
+
+        Raises RuntimeError when the model fails again and again.
+        """
+        engine, mailbox = self._engine, self._mailbox
+        while True:
+            orders = mailbox.take_orders(is_idle=not engine.has_work)
+            if orders.is_stopping:
+                return
+            self._obey(orders)
+            if engine.has_work:
+                mailbox.tell(engine.stats, output=self._step())
+            else:
+                mailbox.tell(engine.stats)
+                self._check_at_idle()
+
+    def _obey(self, orders: EngineOrders) -> None:
+        engine = self._engine
+        for request in orders.requests:
+            engine.add(request)
+        for cancel in orders.cancels:
+            engine.cancel(cancel.request_id, cancel.attempt)
+        for request_id in orders.lost:
+            engine.cancel(request_id, is_silent=True)
+        if orders.dead_nodes:
+            engine.cancel_nodes(orders.dead_nodes)
+        if orders.is_draining:
+            self._mailbox.tell(engine.stats, withdrawn=engine.withdraw_waiting())
+        for check in orders.checks:
+            report = IntegrityReport(token=check.token, problems=engine.problems())
+            self._mailbox.tell(engine.stats, integrity=report)
+
+    def _step(self) -> StepOutput:
+        """One step; a failing one ends its own requests with an error and no others."""
+        try:
+            output = self._engine.step()
+        except Exception:
+            logger.exception("step failed", failures=self._num_failures + 1)
+            self._num_failures += 1
+            if self._num_failures >= MAX_FAILURES_IN_A_ROW:
+                raise
+            return self._engine.abandon("the worker failed to compute a step")
+        self._num_failures = 0
+        return output
+
+    def _check_at_idle(self) -> None:
+        for problem in self._engine.problems():
+            logger.error("integrity", problem=problem)

@@ -1,0 +1,86 @@
+"""From a directory and the settings to an engine that is ready to run."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.calibration import choose_dtype, fit_cost_model
+from engine.engine import Engine
+from engine.errors import ModelRefused
+from engine.model_runner import ModelRunner
+from engine.models.decoder import load_decoder
+from engine.models.model import ModelSpec
+from engine.settings import EngineSettings
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+MIB = 1024 * 1024
+MIN_BLOCKS = 4
+"""Fewer could not hold one short request."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine and what it says of itself."""
+
+    engine: Engine
+    spec: ModelSpec
+    dtype: str
+
+
+def load_engine(directory: Path, settings: EngineSettings) -> LoadedEngine:
+    """Load the weights, size the KV cache, calibrate. Raises ModelRefused with the reason."""
+    device = _device(settings)
+    torch.set_num_threads(num_threads(settings))
+    dtype = DTYPES.get(settings.dtype) or choose_dtype(device)
+    model = load_decoder(directory, dtype, device)
+    num_blocks = _num_blocks(model.spec, settings, device)
+    runner = ModelRunner(model, num_blocks)
+    cost_model = fit_cost_model(model, runner.kv_cache, num_blocks)
+    engine = Engine(runner, settings, num_blocks, cost_model=cost_model)
+    return LoadedEngine(engine, model.spec, "bf16" if dtype == torch.bfloat16 else "fp32")
+
+
+def num_threads(settings: EngineSettings) -> int:
+    """Compute threads: as configured, else one for each core that this process may use."""
+    if settings.num_threads:
+        return settings.num_threads
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _device(settings: EngineSettings) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_cuda:
+        raise ModelRefused("NCOMPASS_ENGINE_DEVICE is cuda, but torch sees no CUDA device")
+    return torch.device("cuda" if has_cuda and settings.device != "cpu" else "cpu")
+
+
+def _num_blocks(spec: ModelSpec, settings: EngineSettings, device: torch.device) -> int:
+    """Blocks for the configured memory, at most what the running sequences could ever fill."""
+    if settings.kv_cache_mib:
+        available = settings.kv_cache_mib * MIB
+    else:
+        available = int(_free_bytes(device) * settings.kv_cache_share)
+        if device.type == "cpu":
+            available = min(available, settings.kv_cache_mib_max * MIB)
+    num_blocks = available // spec.bytes_per_block
+    if num_blocks < MIN_BLOCKS:
+        needed = MIN_BLOCKS * spec.bytes_per_block
+        raise ModelRefused(
+            f"the KV cache needs at least {needed // MIB + 1} MiB, {available // MIB} are there"
+        )
+    return num_blocks
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

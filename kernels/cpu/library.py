@@ -1,0 +1,314 @@
+"""The C++ operations as Python functions over torch tensors, by plain pointers.
+
+`enable` loads a built library for this process; from then on the public operations of `kernels`
+use it for CPU tensors that it supports. A loaded library is a fact about the process, as torch's
+own thread pool is, so it is kept here and not passed through every call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels.cpu.build import BuildResult, build
+
+if TYPE_CHECKING:
+    from kernels.attention_metadata import AttentionMetadata
+    from kernels.kv_cache import PagedKVCache
+
+__all__ = ["BuildResult", "CpuLibrary", "active", "build", "disable", "enable"]
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+MAX_HEAD_DIM = 512
+ALIGNMENT = 64
+
+
+class _KVShape(Structure):
+    _fields_ = (
+        ("num_blocks", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("dtype", c_int64),
+    )
+
+
+_I, _P, _D = c_int64, c_void_p, c_int32
+_SIGNATURES: dict[str, list[object]] = {
+    "rms_norm": [_P, _I, _I, _P, _I, _D, _P, _I, _D, _P, _P, _D, c_float, _P],
+    "silu_and_mul": [_P, _I, _I, _P, _I, _D, _P],
+    "pack": [_P, _I, _I, _P, _I, _D, _P],
+    "linear": [_P, _I, _I, _I, _P, _I, _D, _P, _D, _P, _P, _I, _P, _D],
+    "rotary_and_write_kv": [
+        *[_P, POINTER(_KVShape), _P, _P, _I, _I, _P, _I, _P, _I, _P, _I, _D],
+        *[_P, _I, _I, _P, _P],
+    ],
+    "paged_attention": [
+        *[_P, POINTER(_KVShape), _P, _P, _I, _I, _P, _I, _D, _P, _I],
+        *[_P, _P, _P, _I, c_float, _I, c_float],
+    ],
+}
+
+
+class CpuLibrary:
+    """A loaded library with its team of threads. Calls from several threads take turns."""
+
+    def __init__(self, path: Path, num_threads: int) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._calls = {name: self._bind(name, types) for name, types in _SIGNATURES.items()}
+        self._library.ncompass_packed_bytes.restype = c_int64
+        self._library.ncompass_packed_bytes.argtypes = [c_int64, c_int64, c_int32]
+        self._library.ncompass_create.restype = c_void_p
+        self._library.ncompass_destroy.argtypes = [c_void_p]
+        self.num_threads = num_threads
+        self.vector_width: int = self._library.ncompass_vector_width()
+        self._context = self._create(is_native=False)
+        self.uses_native_bf16_dot = self._is_native_dot_faster()
+
+    def _bind(self, name: str, types: list[object]) -> Callable[..., bytes | None]:
+        function = getattr(self._library, f"ncompass_{name}")
+        function.argtypes = types
+        function.restype = c_char_p
+        called: Callable[..., bytes | None] = function
+        return called
+
+    def _create(self, *, is_native: bool) -> int:
+        context: int | None = self._library.ncompass_create(self.num_threads, int(is_native))
+        if context is None:
+            raise RuntimeError("the CPU kernels could not start their threads")
+        return context
+
+    def close(self) -> None:
+        """End the threads. The library may not be used any more."""
+        self._library.ncompass_destroy(self._context)
+
+    def _is_native_dot_faster(self) -> bool:
+        """Time both ways of multiplying bf16; keeps the faster one.
+
+        vdpbf16ps runs at full rate on Zen 4 and at a quarter of it on Intel without AMX.
+        """
+        if not self._library.ncompass_has_native_bf16_dot():
+            return False
+        widened, native = self._context, self._create(is_native=True)
+        weight = self.pack(torch.ones(768, 768, dtype=torch.bfloat16))
+        x = torch.ones(64, 768, dtype=torch.bfloat16)
+        seconds = {}
+        for context in (widened, native):
+            self._context = context
+            self.linear(x, weight)
+            started = time.perf_counter()
+            for _ in range(4):
+                self.linear(x, weight)
+            seconds[context] = time.perf_counter() - started
+        is_faster = seconds[native] < seconds[widened]
+        self._context = native if is_faster else widened
+        self._library.ncompass_destroy(widened if is_faster else native)
+        return is_faster
+
+    # what it can do
+
+    @staticmethod
+    def supports(*tensors: torch.Tensor) -> bool:
+        """Whether these are fp32 or bf16 on the CPU with elements side by side."""
+        return all(
+            x.dtype in DTYPES and x.device.type == "cpu" and x.stride(-1) == 1 for x in tensors
+        )
+
+    @staticmethod
+    def supports_head_dim(head_dim: int) -> bool:
+        """Whether attention can run on heads of this size."""
+        return head_dim % 16 == 0 and head_dim <= MAX_HEAD_DIM
+
+    # the operations, as the public functions of the same name say
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x: [..., hidden] -> the same shape in weight's dtype."""
+        rows = _rows(x)
+        out = torch.empty(x.shape, dtype=weight.dtype)
+        self._norm(rows, None, None, weight, eps, out)
+        return out
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rms_norm(x + residual), x + residual)."""
+        total = torch.empty(residual.shape, dtype=residual.dtype)
+        out = torch.empty(x.shape, dtype=weight.dtype)
+        self._norm(_rows(residual), _rows(x), total, weight, eps, out)
+        return out, total
+
+    def _norm(
+        self,
+        rows: torch.Tensor,
+        addend: torch.Tensor | None,
+        total: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor,
+    ) -> None:
+        self._call(
+            "rms_norm",
+            *(len(rows), rows.shape[-1], rows.data_ptr(), rows.stride(0), DTYPES[rows.dtype]),
+            *(None, 0, 0)
+            if addend is None
+            else (addend.data_ptr(), addend.stride(0), DTYPES[addend.dtype]),
+            None if total is None else total.data_ptr(),
+            *(weight.data_ptr(), DTYPES[weight.dtype], eps, out.data_ptr()),
+        )
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up: [T, 2 * intermediate] -> [T, intermediate]."""
+        num_rows, width = gate_up.shape
+        out = torch.empty((num_rows, width // 2), dtype=gate_up.dtype)
+        self._call(
+            "silu_and_mul",
+            *(num_rows, width // 2, gate_up.data_ptr(), gate_up.stride(0)),
+            *(DTYPES[gate_up.dtype], out.data_ptr()),
+        )
+        return out
+
+    def pack(self, weight: torch.Tensor) -> PackedWeight:
+        """weight: [out_features, in_features] -> its packed form."""
+        out_features, in_features = weight.shape
+        dtype = DTYPES[weight.dtype]
+        num_bytes = self._library.ncompass_packed_bytes(out_features, in_features, dtype)
+        packed = PackedWeight(out_features, in_features, weight.dtype, _aligned(num_bytes))
+        self._call(
+            "pack",
+            *(out_features, in_features, weight.data_ptr(), weight.stride(0), dtype),
+            packed.memory.data_ptr(),
+        )
+        return packed
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: PackedWeight,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x: [T, in_features] -> [T, out_features]; bias is fp32, the residual gives the dtype."""
+        assert x.shape[-1] == weight.in_features, (x.shape, weight.in_features)
+        dtype = weight.dtype if residual is None else residual.dtype
+        out = torch.empty((len(x), weight.out_features), dtype=dtype)
+        self._call(
+            "linear",
+            *(len(x), weight.out_features, weight.in_features),
+            *(x.data_ptr(), x.stride(0), DTYPES[x.dtype]),
+            *(weight.memory.data_ptr(), DTYPES[weight.dtype]),
+            None if bias is None else bias.data_ptr(),
+            *(None, 0) if residual is None else (residual.data_ptr(), residual.stride(0)),
+            *(out.data_ptr(), DTYPES[dtype]),
+        )
+        return out
+
+    def rotary_and_write_kv(  # noqa: PLR0917 - as the public function
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos_sin: torch.Tensor,
+        kv_cache: PagedKVCache,
+        layer: int,
+        metadata: AttentionMetadata,
+    ) -> None:
+        """Rotate q in place, write rotated k and v to the pages."""
+        num_tokens, num_heads, _ = q.shape
+        self._call(
+            "rotary_and_write_kv",
+            *(ctypes.byref(_shape(kv_cache)), kv_cache.keys[layer].data_ptr()),
+            *(kv_cache.values[layer].data_ptr(), num_tokens, num_heads),
+            *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0)),
+            *(v.data_ptr(), v.stride(0), DTYPES[q.dtype]),
+            *(cos_sin.data_ptr(), len(cos_sin), 2 * cos_sin.shape[-1]),
+            *(metadata.positions.data_ptr(), metadata.slot_mapping.data_ptr()),
+        )
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        kv_cache: PagedKVCache,
+        layer: int,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Attend from q [T, num_heads, head_dim] to the pages."""
+        num_tokens, num_heads, _ = q.shape
+        out = torch.empty(q.shape, dtype=q.dtype)
+        block_tables = metadata.block_tables.contiguous()
+        self._call(
+            "paged_attention",
+            *(ctypes.byref(_shape(kv_cache)), kv_cache.keys[layer].data_ptr()),
+            *(kv_cache.values[layer].data_ptr(), num_tokens, num_heads),
+            *(q.data_ptr(), q.stride(0), DTYPES[q.dtype], out.data_ptr()),
+            metadata.num_sequences,
+            *(metadata.query_start.data_ptr(), metadata.context_lens.data_ptr()),
+            *(block_tables.data_ptr(), block_tables.shape[1]),
+            *(scale, window or 0, softcap or 0.0),
+        )
+        return out
+
+    def _call(self, name: str, *arguments: object) -> None:
+        reason = self._calls[name](self._context, *arguments)
+        if reason is not None:
+            raise ValueError(f"{name}: {reason.decode()}")
+
+
+class PackedWeight:
+    """A weight in the order in which the register tiles read it."""
+
+    __slots__ = ("dtype", "in_features", "memory", "out_features")
+
+    def __init__(
+        self, out_features: int, in_features: int, dtype: torch.dtype, memory: torch.Tensor
+    ) -> None:
+        self.out_features = out_features
+        self.in_features = in_features
+        self.dtype = dtype
+        self.memory = memory
+
+
+_active: list[CpuLibrary] = []
+
+
+def enable(path: Path, num_threads: int) -> CpuLibrary:
+    """Load the library for this process with a team of `num_threads`."""
+    disable()
+    library = CpuLibrary(path, num_threads)
+    _active.append(library)
+    return library
+
+
+def active() -> CpuLibrary | None:
+    """The library of this process, if one is enabled."""
+    return _active[0] if _active else None
+
+
+def disable() -> None:
+    """Go back to plain torch. Weights and caches made for the library cannot be used then."""
+    while _active:
+        _active.pop().close()
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x as [rows, hidden], without a copy where its strides allow."""
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+
+
+def _aligned(num_bytes: int) -> torch.Tensor:
+    memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+    return memory[-memory.data_ptr() % ALIGNMENT :]
+
+
+def _shape(kv_cache: PagedKVCache) -> _KVShape:
+    return _KVShape(
+        kv_cache.num_blocks, kv_cache.num_kv_heads, kv_cache.head_dim, DTYPES[kv_cache.dtype]
+    )
