@@ -8,9 +8,9 @@ overselling.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import Executable, bindparam, insert, update
+from sqlalchemy import Executable, Table, bindparam, insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from billing.errors import LedgerConflict
@@ -129,7 +129,7 @@ async def _write_holds(connection: AsyncConnection, changes: BookChanges) -> Non
     await _insert(connection, HoldRecord, [hold.as_row() for hold in changes.new_holds])
     new_ids = {hold.request_id for hold in changes.new_holds}
     statement = (
-        update(HoldRecord.__table__)
+        update(cast(Table, HoldRecord.__table__))
         .where(
             HoldRecord.request_id == bindparam("b_request_id"),
             HoldRecord.state == "open",
@@ -200,7 +200,7 @@ async def _write_ledger(
     await _insert(connection, LotUse, lot_uses)
     used = {row["lot_id"] for row in lot_uses}
     statement = (
-        update(CreditLot.__table__)
+        update(cast(Table, CreditLot.__table__))
         .where(CreditLot.id == bindparam("b_id"))
         .values(remaining_nano_usd=bindparam("b_remaining"))
     )
@@ -285,7 +285,7 @@ async def _write_balances(connection: AsyncConnection, moves: dict[str, _Move]) 
     posted = Balance.posted_nano_usd + bindparam("b_posted")
     held = Balance.held_nano_usd + bindparam("b_held")
     statement = (
-        update(Balance.__table__)
+        update(cast(Table, Balance.__table__))
         .where(
             Balance.organization_id == bindparam("b_organization_id"),
             posted - held >= bindparam("b_floor"),

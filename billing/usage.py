@@ -5,6 +5,7 @@ from datetime import UTC, date, datetime
 
 from sqlalchemy import BigInteger, ColumnElement, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from billing.models import UsageHour, UsageRecord
 from common.clock import MICROSECONDS_PER_SECOND, Clock, utc_now_us
@@ -78,6 +79,6 @@ async def by_day(
     ]
 
 
-def _total(column: ColumnElement[int]) -> ColumnElement[int]:
+def _total(column: ColumnElement[int] | InstrumentedAttribute[int]) -> ColumnElement[int]:
     """A sum that stays an integer: PostgreSQL's sum of BIGINT is NUMERIC."""
     return cast(func.sum(column), BigInteger)

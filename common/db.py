@@ -93,8 +93,12 @@ def create_sessions(engine: AsyncEngine) -> Sessions:
 
 @asynccontextmanager
 async def read_only(sessions: Sessions) -> AsyncIterator[AsyncSession]:
-    """A session for reading: takes no write lock on SQLite, and is rolled back at the end."""
+    """A session for reading: takes no write lock on SQLite, and is rolled back at the end.
+
+    What was loaded stays readable afterwards.
+    """
     async with sessions() as session:
         await session.connection(execution_options={"read_only": True})
         yield session
+        session.expunge_all()
         await session.rollback()

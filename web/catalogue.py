@@ -20,8 +20,17 @@ HEARTBEAT_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class ListedPrice:
+    """Nano-dollars per million tokens."""
+
+    input_nano_usd_per_million: int
+    cached_input_nano_usd_per_million: int
+    output_nano_usd_per_million: int
+
+
+@dataclass(frozen=True, slots=True)
 class ListedModel:
-    """One hosted model."""
+    """One hosted model. A copy of its row, which is readable only inside its transaction."""
 
     name: str
     description: str
@@ -29,7 +38,7 @@ class ListedModel:
     dtype: str
     architecture: str
     revision: str
-    price: Price | None
+    price: ListedPrice | None
     state: str
     """`live`: a worker is ready. `starting`, `draining`, `offline`: none is. `hosted`: the workers
     cannot be asked."""
@@ -43,10 +52,7 @@ async def list_models(
     async with read_only(services.sessions) as session:
         models = await catalog.live_models(session)
         prices = await pricing.current_prices(session)
-    return [
-        _listed(model, prices.get(model.name), heartbeats)
-        for model in sorted(models, key=lambda model: model.name)
-    ]
+        return [_listed(model, prices.get(model.name), heartbeats) for model in models]
 
 
 async def find_model(services: WebServices, name: str) -> ListedModel:
@@ -55,7 +61,7 @@ async def find_model(services: WebServices, name: str) -> ListedModel:
     async with read_only(services.sessions) as session:
         model = await catalog.find(session, name)
         prices = await pricing.current_prices(session)
-    return _listed(model, prices.get(model.name), heartbeats)
+        return _listed(model, prices.get(model.name), heartbeats)
 
 
 async def first_model(session: AsyncSession) -> HostedModel | None:
@@ -90,9 +96,17 @@ def _listed(
         dtype=model.dtype,
         architecture=model.architecture,
         revision=model.revision,
-        price=price,
+        price=None if price is None else _listed_price(price),
         state="hosted" if heartbeats is None else _state(workers),
         workers=workers,
+    )
+
+
+def _listed_price(price: Price) -> ListedPrice:
+    return ListedPrice(
+        price.input_nano_usd_per_million,
+        price.cached_input_nano_usd_per_million,
+        price.output_nano_usd_per_million,
     )
 
 

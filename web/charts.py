@@ -19,6 +19,7 @@ CHART_HEIGHT = PLOT_TOP + PLOT_HEIGHT + 26
 MAX_SERIES = 5
 """Models with a colour of their own; the rest is drawn together as `other models`."""
 OTHER_MODELS = "other models"
+ROUND_STEPS = (1, 2, 3, 4, 5, 6, 8, 10)
 BAR_SHARE = 0.7
 """Part of a day's width that its bar takes."""
 
@@ -126,13 +127,13 @@ def usage_chart(
 ) -> UsageChart:
     """Lay out `num_days` days that end with `last_day`; days without usage stay empty."""
     first_day = last_day - timedelta(days=num_days - 1)
-    rows = [row for row in usage if first_day <= _date(row) <= last_day]
+    rows = [row for row in usage if first_day <= row.day <= last_day]
     legend, ranks = _legend(rows, measure)
     top = nice_ceiling(max(_day_totals(rows, measure).values(), default=0))
     bars = []
     for index in range(num_days):
         day = first_day + timedelta(days=index)
-        segments = _segments([row for row in rows if _date(row) == day], measure, ranks, top)
+        segments = _segments([row for row in rows if row.day == day], measure, ranks, top)
         slot = 100 / num_days
         x = slot * index + slot * (1 - BAR_SHARE) / 2
         bars.append(Bar(day, round(x, 3), round(slot * BAR_SHARE, 3), segments))
@@ -144,27 +145,22 @@ def usage_chart(
         grid=_grid(top, measure),
         day_labels=_day_labels(first_day, num_days),
         legend=legend,
-        rows=sorted(rows, key=lambda row: (_date(row), row.model), reverse=True),
+        rows=sorted(rows, key=lambda row: (row.day, row.model), reverse=True),
     )
 
 
 def nice_ceiling(value: int) -> int:
-    """The least of 1, 2, 4, 5 or 8 times a power of ten that is at least `value`; 4 at least, so
-    that four grid lines have whole values."""
-    if value <= 4:
-        return 4
-    power = 10 ** (len(str(value)) - 1)
-    return next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= value)
-
-
-def _date(row: DailyUsage) -> date:
-    return row.day if isinstance(row.day, date) else date.fromisoformat(row.day)
+    """The top of the axis: at least `value`, and a quarter of it is a round number, so that all
+    four grid lines are labelled exactly."""
+    quarter = -(-max(value, 4) // 4)
+    power: int = 10 ** (len(str(quarter)) - 1)
+    return 4 * next(step * power for step in ROUND_STEPS if step * power >= quarter)
 
 
 def _day_totals(rows: Sequence[DailyUsage], measure: Measure) -> dict[date, int]:
     totals: defaultdict[date, int] = defaultdict(int)
     for row in rows:
-        totals[_date(row)] += measure.value(row)
+        totals[row.day] += measure.value(row)
     return totals
 
 
@@ -194,8 +190,7 @@ def _segments(
         value = measure.value(row)
         height = PLOT_HEIGHT * value / top
         baseline -= height
-        day = _date(row)
-        label = f"{day:%b} {day.day}, {row.model}: {measure.label(value)}"
+        label = f"{row.day:%b} {row.day.day}, {row.model}: {measure.label(value)}"
         segments.append(Segment(ranks[row.model], round(baseline, 2), round(height, 2), label))
     return segments
 

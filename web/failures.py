@@ -109,6 +109,7 @@ def add_failure_pages(app: FastAPI, settings: WebSettings) -> None:
         return _page(request, failure, headers={"retry-after": str(retry_after_s)})
 
     async def _platform(request: Request, error: Exception) -> Response:
+        assert isinstance(error, PlatformError)
         return _page(request, FAILURES[type(error)])
 
     for error_class in FAILURES:

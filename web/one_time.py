@@ -43,14 +43,14 @@ class KeyHandover:
         if len(pad) > 2 * MAX_SECRET_BYTES:
             return None
         try:
-            masked: bytes | None = await self._redis.getdel(_name(session_token))
+            masked = await self._redis.getdel(_name(session_token))
         except (RedisError, OSError) as error:
             raise HandoverFailed("The new key cannot be shown now.") from error
         try:
             decoded_pad = urlsafe_b64decode(pad)
         except ValueError:
             return None
-        if masked is None or len(masked) != len(decoded_pad):
+        if not isinstance(masked, bytes) or len(masked) != len(decoded_pad):
             return None
         try:
             return _xor(masked, decoded_pad).decode("ascii")

@@ -104,9 +104,13 @@ class GatewayBroker:
         ]
         if goodbyes:
             await asyncio.wait(goodbyes, timeout=1.0)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, *goodbyes, return_exceptions=True)
+        # NOTE: again and again, because one cancellation can get lost: redis-py sends with
+        # `asyncio.wait_for`, which swallows one that comes just as the sending is done (Python 3.11).
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=CANCEL_AGAIN_S)
+        await asyncio.gather(*goodbyes, return_exceptions=True)
         for link in self._links.values():
             for stream in list(link.streams.values()):
                 stream.fail("the gateway is stopping")

@@ -142,7 +142,7 @@ async def _render_keys(
 async def _list_keys(services: WebServices, account: Account) -> list[ListedKey]:
     async with read_only(services.sessions) as session:
         keys = await api_keys.list_keys(session, account.organization_id)
-    listed = [_listed(key, services.clock()) for key in keys]
+        listed = [_listed(key, services.clock()) for key in keys]
     return sorted(listed, key=lambda key: key.is_revoked)
 
 

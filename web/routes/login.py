@@ -6,6 +6,7 @@ from fastapi.responses import Response
 from accounts import audit, organizations, users
 from accounts import sessions as account_sessions
 from accounts.errors import BadCredentials
+from accounts.models import User
 from common.db import read_only
 from web.dependencies import CurrentVisitor, Posted, Services, client_address
 from web.forms import FormState
@@ -41,7 +42,8 @@ async def log_in(
             user = await users.authenticate(
                 session, email, posted.exact("password"), hasher=services.password_hasher
             )
-            organization = (await organizations.organizations_of(session, user.id))[0]
+            user_id = user.id
+            organization_id = (await organizations.organizations_of(session, user_id))[0].id
     except BadCredentials as error:
         return get_pages(request).render(
             request,
@@ -56,16 +58,16 @@ async def log_in(
             await account_sessions.end(session, visitor.session_token)
         started = await account_sessions.start(
             session,
-            user,
-            organization.id,
+            await session.get_one(User, user_id),
+            organization_id,
             settings=services.accounts_settings,
             clock=services.clock,
         )
         await audit.record(
             session,
             "session.started",
-            organization_id=organization.id,
-            user_id=user.id,
+            organization_id=organization_id,
+            user_id=user_id,
             address=address,
         )
     response = see_other(target)

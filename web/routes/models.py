@@ -1,13 +1,14 @@
 """Models, their prices, and asking for one that is not there."""
 
 import re
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from common.db import read_only
 from engine import catalog
-from engine.catalog import ModelRequest
+from engine.catalog import TooManyModelRequests
 from web.catalogue import find_model, list_models, read_heartbeats
 from web.dependencies import CurrentVisitor, Posted, Services, SignedIn, Visitor
 from web.forms import FormState
@@ -21,7 +22,16 @@ router = APIRouter()
 MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 HUB_ADDRESS = re.compile(r"^(?:https?://)?(?:www\.)?huggingface\.co/(?:models/)?", re.IGNORECASE)
 MAX_REASON_LENGTH = 1_000
-MAX_SHOWN_REQUESTS = 50
+MAX_SHOWN_WISHES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A model that somebody asked for, and what became of it."""
+
+    name: str
+    status: str
+    created_at: int
 
 
 @router.api_route("/models", methods=["GET", "HEAD"])
@@ -45,14 +55,18 @@ async def ask_for_model(
     if errors:
         form = FormState(values={"name": posted.text("name"), "reason": reason}, errors=errors)
         return await _render_models(request, services, account.visitor, form, status_code=422)
-    async with services.sessions.begin() as session:
-        await catalog.request_model(
-            session,
-            name=name,
-            reason=reason,
-            organization_id=account.organization_id,
-            email=account.email,
-        )
+    try:
+        async with services.sessions.begin() as session:
+            await catalog.request_model(
+                session,
+                name=name,
+                reason=reason,
+                organization_id=account.organization_id,
+                email=account.email,
+            )
+    except TooManyModelRequests as error:
+        form = FormState(values={"name": name, "reason": reason}, errors={"": error.message})
+        return await _render_models(request, services, account.visitor, form, status_code=422)
     return see_other("/models", asked="1")
 
 
@@ -80,18 +94,19 @@ async def _render_models(
         visitor,
         status_code=status_code,
         models=await list_models(services, await read_heartbeats(services.broker)),
-        model_requests=await _model_requests(services, visitor),
+        wishes=await _wishes(services, visitor),
         asked=request.query_params.get("asked") == "1",
         form=form,
     )
 
 
-async def _model_requests(services: WebServices, visitor: Visitor) -> list[ModelRequest]:
+async def _wishes(services: WebServices, visitor: Visitor) -> list[Wish]:
     if visitor.found is None:
         return []
     async with read_only(services.sessions) as session:
-        return await catalog.list_requests(
+        found = await catalog.list_requests(
             session,
             organization_id=visitor.found.principal.organization_id,
-            limit=MAX_SHOWN_REQUESTS,
+            limit=MAX_SHOWN_WISHES,
         )
+        return [Wish(row.name, row.status, row.created_at) for row in found]

@@ -39,8 +39,11 @@ async def show_usage(request: Request, services: Services, account: SignedIn) ->
     organization_id = account.organization_id
     async with read_only(services.sessions) as session:
         balance = await ledger.balance(session, organization_id)
-        by_day = await usage.by_day(session, organization_id, settings.usage_days)
+        by_day = await usage.by_day(
+            session, organization_id, settings.usage_days, clock=services.clock
+        )
         records = await usage.recent(session, organization_id, settings.recent_requests)
+        requests = [_listed(record) for record in records]
         snippets = await example_request(request, services, session)
     measure = MEASURES.get(request.query_params.get("by", ""), MEASURES["cost"])
     return get_pages(request).render(
@@ -48,7 +51,7 @@ async def show_usage(request: Request, services: Services, account: SignedIn) ->
         "usage.html",
         account.visitor,
         balance=balance,
-        is_empty=not records,
+        is_empty=not requests,
         chart=usage_chart(
             by_day,
             measure=measure,
@@ -56,7 +59,7 @@ async def show_usage(request: Request, services: Services, account: SignedIn) ->
             num_days=settings.usage_days,
         ),
         measures=MEASURES.values(),
-        requests=[_listed(record) for record in records],
+        requests=requests,
         snippets=snippets,
     )
 

@@ -1,0 +1,1 @@
+"""The `ncompass` command, one file per group of verbs."""

@@ -1,0 +1,46 @@
+"""How a command reaches the database and the queue of the platform on this machine."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from common.db import create_engine, create_sessions
+from common.ids import new_id
+from engine.broker.gateway import GatewayBroker
+from engine.broker.settings import BrokerSettings
+from infra.local.wiring import database_url
+from infra.settings import InfraSettings
+
+Result = TypeVar("Result")
+
+
+def run_in_transaction(work: Callable[[AsyncSession], Awaitable[Result]]) -> Result:
+    """Run `work` in one transaction on the configured database."""
+
+    async def main() -> Result:
+        engine = create_engine(database_url(InfraSettings()))
+        try:
+            async with create_sessions(engine).begin() as session:
+                return await work(session)
+        finally:
+            await engine.dispose()
+
+    return asyncio.run(main())
+
+
+def run_with_broker(redis_url: str, work: Callable[[GatewayBroker], Awaitable[Result]]) -> Result:
+    """Run `work` as one more node of the queue."""
+
+    async def main() -> Result:
+        async with Redis.from_url(redis_url) as redis:
+            broker = GatewayBroker(redis, new_id("cli"), settings=BrokerSettings())
+            await broker.start()
+            try:
+                return await work(broker)
+            finally:
+                await broker.stop()
+
+    return asyncio.run(main())

@@ -1,0 +1,74 @@
+"""credits show, credits adjust: ledger entries, never an edit."""
+
+from typing import Annotated
+
+import typer
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from accounts.models import Membership, Organization
+from accounts.users import find_by_email
+from billing import ledger
+from billing.ledger import Balance
+from billing.money import format_usd, parse_usd
+from common.ids import new_id
+from infra.cli.connections import run_in_transaction
+from infra.errors import WrongSettings
+
+app = typer.Typer(no_args_is_help=True)
+
+WhichOrganization = Annotated[
+    str, typer.Option("--organization", help="An organization's id, or a member's e-mail.")
+]
+
+
+@app.command()
+def show(organization: WhichOrganization) -> None:
+    """Print what an organization has, holds and may spend."""
+
+    async def work(session: AsyncSession) -> Balance:
+        return await ledger.balance(session, await _resolve(session, organization))
+
+    _print_balance(run_in_transaction(work))
+
+
+@app.command()
+def adjust(
+    organization: WhichOrganization,
+    amount: Annotated[str, typer.Option(help="Dollars, e.g. 12.5 or -12.5.")],
+    reason: Annotated[str, typer.Option(help="Why; it stands in the ledger.")],
+    key: Annotated[
+        str, typer.Option(help="Repeating a call with the same key changes nothing.")
+    ] = "",
+) -> None:
+    """Give or take credit, as one ledger transaction with its reason."""
+    nano_usd = parse_usd(amount)
+
+    async def work(session: AsyncSession) -> Balance:
+        organization_id = await _resolve(session, organization)
+        await ledger.adjust_credit(
+            session, organization_id, nano_usd, reason, "operator:cli", key or new_id("adjust")
+        )
+        return await ledger.balance(session, organization_id)
+
+    _print_balance(run_in_transaction(work))
+
+
+def _print_balance(balance: Balance) -> None:
+    for name in ("posted", "held", "available", "promotional", "paid"):
+        typer.echo(f"{name:<12} ${format_usd(getattr(balance, name))}")
+
+
+async def _resolve(session: AsyncSession, organization: str) -> str:
+    """The id of the organization that is meant. Raises WrongSettings when there is none."""
+    if "@" in organization:
+        user = await find_by_email(session, organization)
+        query = select(Membership.organization_id).where(
+            Membership.user_id == (user.id if user is not None else "")
+        )
+    else:
+        query = select(Organization.id).where(Organization.id == organization)
+    found = (await session.scalars(query)).first()
+    if found is None:
+        raise WrongSettings(f"there is no organization {organization}")
+    return found

@@ -1,0 +1,61 @@
+"""up, demo, migrate, status."""
+
+import asyncio
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from engine.messages import Heartbeat
+from infra.cli.connections import run_with_broker
+from infra.local import ready_file
+from infra.local.console import Display
+from infra.local.instance_lock import instance_lock
+from infra.local.set_up import prepare
+from infra.local.supervisor import Supervisor
+from infra.local.wiring import database_url
+from infra.settings import InfraSettings
+from migrations.upgrade import upgrade
+
+
+def up() -> None:
+    """Start everything and stay in the foreground until Ctrl-C."""
+    _start(is_demo=False)
+
+
+def demo() -> None:
+    """Start everything, answer one real request, stop."""
+    _start(is_demo=True)
+
+
+def migrate() -> None:
+    """Bring the database up to date."""
+    settings = InfraSettings()
+    upgrade(database_url(settings))
+    typer.echo("the database is up to date")
+
+
+def status() -> None:
+    """Show the running workers."""
+    var = InfraSettings().var.resolve()
+    ready = ready_file.read(var)
+    beats = run_with_broker(ready.redis_url, lambda broker: broker.heartbeats(None))
+    table = Table(title=f"{ready.base_url} · {ready.model}", title_justify="left")
+    for name in ("worker", "model", "state", "dtype", "running", "waiting", "free KV tokens"):
+        table.add_column(name)
+    for beat in beats:
+        table.add_row(*_columns(beat))
+    Console().print(table)
+
+
+def _columns(beat: Heartbeat) -> tuple[str, ...]:
+    counts = (beat.num_running, beat.num_waiting, beat.free_kv_tokens)
+    return (beat.worker, beat.model, beat.state, beat.dtype, *(f"{n:,}" for n in counts))
+
+
+def _start(*, is_demo: bool) -> None:
+    settings, display = InfraSettings(), Display()
+    with instance_lock(settings.var):
+        prepared = prepare(settings, display)
+        supervisor = Supervisor(settings, prepared.secrets, display, is_demo)
+        asyncio.run(supervisor.run())

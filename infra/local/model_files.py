@@ -1,0 +1,58 @@
+"""What a checkpoint's files say of it, read without torch: enough for the catalogue."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelRefused
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A checkpoint as the catalogue lists it."""
+
+    architecture: str
+    context_length: int
+    dtype: str
+    revision: str
+    """A short fingerprint of the configuration and the sizes of the weights."""
+    weight_bytes: int
+
+
+def read_model_facts(directory: Path) -> ModelFacts:
+    """Check that the files are there and say what they are. Raises ModelRefused."""
+    config = _read_config(directory)
+    if not (directory / "tokenizer.json").is_file():
+        raise ModelRefused(f"{directory} has no tokenizer.json")
+    weights = sorted(directory.glob("*.safetensors"))
+    if not weights:
+        raise ModelRefused(f"{directory} has no *.safetensors; other formats are not loaded")
+    text = config.get("text_config", config)
+    context_length = text.get("max_position_embeddings")
+    if not isinstance(context_length, int) or context_length <= 0:
+        raise ModelRefused(f"{directory}/config.json has no max_position_embeddings")
+    digest = hashlib.sha256((directory / "config.json").read_bytes())
+    for path in weights:
+        digest.update(f"{path.name}:{path.stat().st_size}".encode())
+    return ModelFacts(
+        architecture=str((config.get("architectures") or ["unknown"])[0]),
+        context_length=context_length,
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or "unknown"),
+        revision=digest.hexdigest()[:12],
+        weight_bytes=sum(path.stat().st_size for path in weights),
+    )
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelRefused(f"{directory} has no config.json") from None
+    except ValueError as fault:
+        raise ModelRefused(f"{path} is not JSON: {fault}") from fault
+    if not isinstance(config, dict):
+        raise ModelRefused(f"{path} is not a JSON object")
+    return config
