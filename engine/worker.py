@@ -1,8 +1,8 @@
 """`python -m engine.worker`: one replica of one model.
 
-The main thread computes, one thread talks to Redis, one sleeps on the wake-up list. SIGTERM drains:
-nothing more is taken, what runs may finish within a bound, the rest goes back to the queue. A
-second signal ends the process at once.
+One thread computes, one talks to Redis, one sleeps on the wake-up list; the main thread waits for
+signals. SIGTERM drains: nothing more is taken, what runs may finish within a bound, the rest goes
+back to the queue. A second signal ends the process at once.
 """
 
 import argparse
@@ -39,6 +39,8 @@ SOCKET_TIMEOUT_S = 10.0
 EXIT_REFUSED = 3
 """The model cannot be hosted; starting again would not help."""
 PR_SET_PDEATHSIG = 1
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+"""Parameters of glibc's mallopt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ def main() -> None:
     identity = _parse_arguments()
     platform_logging.configure(CommonSettings(), process=identity.worker)
     _die_with_parent()
+    _keep_freed_memory()
     settings = EngineSettings()
     try:
         _enable_cpu_kernels(settings)
@@ -90,8 +93,8 @@ def serve(identity: Identity, loaded: LoadedEngine, settings: EngineSettings) ->
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-    # NOTE: Python runs signal handlers in the main thread, between two of its instructions; the
-    # engine must therefore not hold it inside a lock, so it computes in a thread of its own.
+    # NOTE: Python runs signal handlers in the main thread between two of its instructions. `drain`
+    # takes a lock, so no other work may be done here that might hold it.
     failures: list[BaseException] = []
     engine_thread = threading.Thread(
         target=_guarded, args=(EngineThread(loaded.engine, mailbox), io_thread, failures)
@@ -175,6 +178,19 @@ def _die_with_parent() -> None:
     """Have the kernel end this process with its supervisor (elsewhere the guardian does it)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep what steps free, instead of giving it back and faulting it in again.
+
+    A step frees megabytes and asks for them again; with page faults of 20 us (measured on a virtual
+    machine) prefill took twice as long.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        library.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+        library.mallopt(M_TOP_PAD, 64 << 20)
 
 
 if __name__ == "__main__":

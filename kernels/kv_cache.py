@@ -10,11 +10,13 @@ for its dot products, Triton and plain torch want rows. Both take the same numbe
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
 
 from kernels.cpu import library as cpu
+from kernels.cpu.memory import lazy_zeros
 from kernels.cpu.page_layout import PANELS
 
 BLOCK_SIZE = 64
@@ -86,6 +88,13 @@ def _best_layout(device: torch.device, dtype: torch.dtype, head_dim: int) -> Pag
     return PLAIN
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zero once and for all: a masked value is multiplied by 0, which NaN would survive."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return lazy_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+
 class PagedKVCache:
     """Keys and values of `num_layers` layers in `num_blocks` pages, zero-filled.
 
@@ -93,7 +102,7 @@ class PagedKVCache:
     `layout` says. The engine treats both as opaque; only kernels look inside.
     """
 
-    def __init__(  # noqa: PLR0917 - a shape, outermost dimension first
+    def __init__(
         self,
         num_layers: int,
         num_blocks: int,
@@ -112,13 +121,8 @@ class PagedKVCache:
         self.device = torch.device(device)
         self.block_size = block_size
         self.layout = layout or _best_layout(self.device, dtype, head_dim)
-        # Zeroed once and for all: the C++ kernels multiply masked values by 0, which a page of
-        # NaN would survive. On the CPU the zeros cost no memory until a page is written.
-        storage = torch.zeros(
-            (num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim),
-            dtype=dtype,
-            device=self.device,
-        )
+        shape = (num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim)
+        storage = _zeros(shape, dtype, self.device)
         self.keys: tuple[torch.Tensor, ...] = tuple(storage[:, 0])
         self.values: tuple[torch.Tensor, ...] = tuple(storage[:, 1])
 

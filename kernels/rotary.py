@@ -115,7 +115,7 @@ def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def rotary_and_write_kv(  # noqa: PLR0917 - the tensors, then where they belong
+def rotary_and_write_kv(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

@@ -97,7 +97,12 @@ class GatewayBroker:
         self._spawn(self._keep_announcing())
 
     async def stop(self) -> None:
-        """Say goodbye, so that workers stop this node's requests now, and end every stream."""
+        """Say goodbye, so that workers stop this node's requests now, and end every stream.
+
+        Stopping again changes nothing.
+        """
+        if not self._tasks:
+            return
         goodbyes = [
             self._commands.call(scripts.LEAVE, link.keys.prefix, self.node)
             for link in self._links.values()

@@ -146,6 +146,24 @@ inline void clear(F32 (&sums)[kRows][kVectors]) {
   }
 }
 
+template <int kRows, int kVectors>
+inline void load_tile(const float* from, int64_t row_stride, F32 (&sums)[kRows][kVectors]) {
+  NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+    NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      sums[r][v] = load(from + r * row_stride + v * F32::kWidth);
+    }
+  }
+}
+
+template <int kRows, int kVectors>
+inline void store_tile(const F32 (&sums)[kRows][kVectors], float* to, int64_t row_stride) {
+  NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+    NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      store(to + r * row_stride + v * F32::kWidth, sums[r][v]);
+    }
+  }
+}
+
 // Calls body(std::integral_constant<int, value>) for a value in 1..kMost known only at run time.
 template <int kMost, class Body>
 inline void with_constant(int value, const Body& body) {

@@ -62,18 +62,10 @@ void multiply_tile(const typename Dot::Activation* activations, int64_t row_stri
   if (is_first) {
     clear(tile);
   } else {
-    NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
-      NCOMPASS_UNROLL for (int v = 0; v < kTileVectors; ++v) {
-        tile[r][v] = load(sums + r * kPanelWidth + v * F32::kWidth);
-      }
-    }
+    load_tile(sums, kPanelWidth, tile);
   }
   accumulate<Dot>(tile, activations, row_stride, panel, kPanelWidth * Dot::kDepth, num_steps);
-  NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
-    NCOMPASS_UNROLL for (int v = 0; v < kTileVectors; ++v) {
-      store(sums + r * kPanelWidth + v * F32::kWidth, tile[r][v]);
-    }
-  }
+  store_tile(tile, sums, kPanelWidth);
 }
 
 // [steps][width][2] bf16 -> [2 * steps][width] floats.

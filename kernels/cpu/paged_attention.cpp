@@ -214,11 +214,7 @@ class Attention {
                   tile_scores, scratch.queries + row * scratch.query_stride, scratch.query_stride,
                   panel + token * kDepth, kPageTokens * kDepth, pages_.head_dim / kDepth, values);
               float* scores = scratch.scores + row * kScoreStride + page * kPageTokens + token;
-              NCOMPASS_UNROLL for (int r = 0; r < rows(); ++r) {
-                NCOMPASS_UNROLL for (int v = 0; v < vectors(); ++v) {
-                  store(scores + r * kScoreStride + v * F32::kWidth, tile_scores[r][v]);
-                }
-              }
+              store_tile(tile_scores, scores, kScoreStride);
             });
           });
           values.next = nullptr;
@@ -299,11 +295,7 @@ class Attention {
               add_page<rows(), vectors()>(tile, first, page, num_tokens, row, channel, scratch,
                                           sums);
             }
-            NCOMPASS_UNROLL for (int r = 0; r < rows(); ++r) {
-              NCOMPASS_UNROLL for (int v = 0; v < vectors(); ++v) {
-                store(partial.values + (row + r) * head_dim + channel + v * kWidth, sums[r][v]);
-              }
-            }
+            store_tile(sums, partial.values + row * head_dim + channel, head_dim);
           });
         });
       }

@@ -130,7 +130,7 @@ async def test_a_cancelled_request_leaves_the_queue(
         await stream.cancel()
         await stream.cancel()
     assert await take(worker) == []
-    assert client.keys("*r:*") == []
+    assert client.keys("*:r:*") == []
 
 
 async def test_a_running_request_is_cancelled_through_its_worker(
@@ -294,7 +294,7 @@ async def test_a_poison_request_stops_after_three_workers(
     assert [(frame.finish_reason, frame.error) for frame in frames] == [
         ("error", "too_many_attempts")
     ]
-    assert client.keys("*r:*") == []
+    assert client.keys("*:r:*") == []
 
 
 async def test_a_draining_worker_returns_requests_without_counting_an_attempt(
@@ -329,7 +329,7 @@ async def test_requests_of_a_dead_node_are_dropped_and_stopped(
     assert await take(worker) == []
     assert worker.dead_nodes(["node-1"]) == {"node-1"}
     worker.finish(["req_running"])
-    assert client.keys("*r:*") == []
+    assert client.keys("*:r:*") == []
 
 
 async def test_a_node_is_not_dead_because_redis_forgot_it(
