@@ -19,6 +19,7 @@ from redis.exceptions import (
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
+    ResponseError,
 )
 from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
@@ -90,7 +91,7 @@ class Commands:
         for pending, answer in zip(batch, answers, strict=True):
             if pending.answer.done():
                 continue
-            if isinstance(answer, OutOfMemoryError):
+            if _is_out_of_memory(answer):
                 pending.answer.set_exception(ModelUnavailable("the queue is out of memory"))
             elif isinstance(answer, Exception):
                 pending.answer.set_exception(answer)
@@ -132,3 +133,10 @@ class Commands:
         for pending in batch:
             if not pending.answer.done():
                 pending.answer.set_exception(error)
+
+
+def _is_out_of_memory(answer: Any) -> bool:
+    # NOTE: Redis 6 wraps the error of a command in an error of the script.
+    if isinstance(answer, OutOfMemoryError):
+        return True
+    return isinstance(answer, ResponseError) and "OOM command not allowed" in str(answer)

@@ -34,8 +34,7 @@ READ_BLOCK_MS = 1_000
 READ_RETRY_S = 0.2
 CANCELLED_LIMIT = 10_000
 CANCEL_AGAIN_S = 1.0
-MODEL_MS = 60_000
-"""A model without a heartbeat for this long has no workers to list."""
+STOP_AGAIN_S = 0.05
 
 
 class _Link:
@@ -114,7 +113,7 @@ class GatewayBroker:
         while self._tasks:
             for task in self._tasks:
                 task.cancel()
-            await asyncio.wait(self._tasks, timeout=CANCEL_AGAIN_S)
+            await asyncio.wait(self._tasks, timeout=STOP_AGAIN_S)
         await asyncio.gather(*goodbyes, return_exceptions=True)
         for link in self._links.values():
             for stream in list(link.streams.values()):

@@ -256,9 +256,7 @@ async def test_frames_of_other_requests_leave_although_one_was_refused(
     await take(worker)
     expire_lease(client, lost)
     await eventually(lambda: client.exists(KEYS.queue("org_1")))
-    frames = step_of(
-        new_frame(lost, 0, (1,)), new_frame(kept, 0, (2,), finish_reason="stop")
-    )
+    frames = step_of(new_frame(lost, 0, (1,)), new_frame(kept, 0, (2,), finish_reason="stop"))
     assert worker.publish({"node-1": frames}) == {"req_lost"}
     assert [frame.token_ids async for frame in stream] == [(2,)]
 
@@ -383,7 +381,11 @@ async def test_every_choice_ends_by_itself(new_gateway: Gateways, new_worker: Wo
         }
     )
     frames = [frame async for frame in stream]
-    assert [(frame.choice, frame.token_ids) for frame in frames] == [(0, (1,)), (1, (2,)), (1, (3,))]
+    assert [(frame.choice, frame.token_ids) for frame in frames] == [
+        (0, (1,)),
+        (1, (2,)),
+        (1, (3,)),
+    ]
 
 
 async def test_running_work_survives_a_wiped_redis(
@@ -401,9 +403,7 @@ async def test_running_work_survives_a_wiped_redis(
     client.script_flush()
     await asyncio.sleep(0.002)
     # The first frame of a request that Redis no longer knows is let through.
-    worker.publish(
-        {"node-1": step_of(new_frame(talking, 1, (2,)), new_frame(silent, 0, (3,)))}
-    )
+    worker.publish({"node-1": step_of(new_frame(talking, 1, (2,)), new_frame(silent, 0, (3,)))})
     assert worker.renew(worker.held) == set()
     assert client.zcard(KEYS.prefix + "lease") == 2
     last = step_of(
@@ -468,6 +468,7 @@ async def test_positions_count_the_turns_of_the_other_tenants(new_gateway: Gatew
     requests += [new_request(f"req_b{i}", tenant="b", key=float(i)) for i in range(2)]
     for request in requests:
         await gateway.submit(request, confirmed=True)
+    await asyncio.sleep(0.2)  # a place may be as old as one announcement
     first, last = await gateway.position(requests[0]), await gateway.position(requests[4])
     assert (first.position, first.num_own_ahead) == (1, 0)
     assert (last.position, last.num_own_ahead, last.num_others_ahead) == (6, 4, 2)
@@ -538,7 +539,7 @@ async def test_an_unreachable_queue_is_our_fault_and_said_in_time() -> None:
 async def test_a_full_redis_is_our_fault(new_gateway: Gateways, client: redis.Redis) -> None:
     gateway = await started(new_gateway)
     await gateway.submit(new_request("req_1"), confirmed=True)
-    client.config_set("maxmemory", "1mb")
+    client.config_set("maxmemory", "1")
     try:
         with pytest.raises(ModelUnavailable):
             await gateway.submit(new_request("req_2"), confirmed=True)
