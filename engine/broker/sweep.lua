@@ -21,7 +21,9 @@ end
 
 -- 3. requests whose API node is gone: nobody reads what they would say
 for _, node in ipairs(call('ZRANGEBYSCORE', NODES, '-inf', now, 'LIMIT', 0, NODE_LIMIT)) do
-  for _, id in ipairs(call('SRANDMEMBER', node_key(node), LIMIT)) do
+  local ids = call('SRANDMEMBER', node_key(node), LIMIT)
+  table.sort(ids) -- the order decides which tenant leaves last; let it not be chance
+  for _, id in ipairs(ids) do
     local fields = call('HMGET', request_key(id), 'state', 'worker', 'attempt')
     if fields[1] == 'taken' then
       call('HSET', request_key(id), 'cancelled', '1')

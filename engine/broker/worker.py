@@ -5,6 +5,7 @@ not answer; everything may be repeated, so a worker keeps what it runs and tries
 charge whose answer was lost counts it twice: virtual time, never money.)
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -55,8 +56,7 @@ class Exchange:
 class WorkerBroker:
     """The requests that one worker holds, and the queue that it takes them from.
 
-    `redis` must answer in bytes. Not for two threads at a time, except `wait`'s wake-up, which is
-    Redis's own.
+    `redis` must answer in bytes. For one thread, and for a second one that only ever calls `wait`.
     """
 
     def __init__(self, redis: Redis, worker: str, model: str, *, settings: BrokerSettings) -> None:
@@ -68,7 +68,7 @@ class WorkerBroker:
         self._keys = Keys(model)
         self._held: dict[str, _Held] = {}
         self._weights: dict[str, float] = {}
-        self._control: list[bytes] = []
+        self._control: deque[bytes] = deque()
         self._born = b""
         self._encoder = msgspec.msgpack.Encoder()
         self._request_decoder = msgspec.msgpack.Decoder(GenerateRequest)
@@ -143,9 +143,9 @@ class WorkerBroker:
         for request_id in done:
             del self._held[request_id]
         taken = self._note_taken(answers.pop()) if max_requests > 0 else []
-        control = [*self._control, *answers.pop()]
-        self._control.clear()
-        return Exchange(taken, [self._control_decoder.decode(word) for word in control], lost)
+        # NOTE: popped one by one, because the thread in `wait` may add one at any time.
+        words = [self._control.popleft() for _ in range(len(self._control))] + answers.pop()
+        return Exchange(taken, [self._control_decoder.decode(word) for word in words], lost)
 
     def renew(self, request_ids: Iterable[str]) -> set[str]:
         """Keep the leases of what runs; the ids that this worker has lost and must stop."""
