@@ -5,9 +5,8 @@ on PostgreSQL an integrity error would abort the whole transaction, a conflict c
 """
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import CursorResult
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -25,6 +24,11 @@ async def insert_or_ignore(
     session: AsyncSession, table: type[Base], values: Mapping[str, Any]
 ) -> bool:
     """Insert one row; False when a row with the same unique key was there already."""
-    statement = insert_for(session, table).values(**values).on_conflict_do_nothing()
-    result = cast(CursorResult[Any], await session.execute(statement))
-    return result.rowcount == 1
+    # NOTE: asked by RETURNING, because psycopg does not count the rows of an INSERT (it says -1).
+    statement = (
+        insert_for(session, table)
+        .values(**values)
+        .on_conflict_do_nothing()
+        .returning(*table.__table__.primary_key)
+    )
+    return (await session.execute(statement)).first() is not None

@@ -32,7 +32,8 @@ class EngineThread:
                 return
             self._obey(orders)
             if engine.has_work:
-                mailbox.tell(engine.stats, output=self._step())
+                output = self._step()
+                mailbox.tell(engine.stats, output=output)
             else:
                 mailbox.tell(engine.stats)
                 self._check_at_idle()

@@ -150,7 +150,7 @@ def _describer(
 
 def _enable_cpu_kernels(settings: EngineSettings) -> None:
     """Use the compiled CPU kernels where there are any; plain torch computes otherwise."""
-    from kernels.cpu import library
+    from kernels.cpu import library  # noqa: PLC0415 - after the memory settings, as torch is
 
     built = library.build(settings.kernel_cache)
     if built.path is None:

@@ -368,7 +368,7 @@ async def test_a_waiting_stream_is_told_its_position(platform: Platform) -> None
     platform.say("at last")
     platform.worker.is_taking = False
     asking = asyncio.create_task(platform.chat(stream=True))
-    await asyncio.sleep(0.35)
+    await asyncio.sleep(1.5)
     platform.worker.is_taking = True
     response = await asking
     comments = [line for line in response.text.split("\n\n") if line.startswith(": queued")]
