@@ -144,9 +144,9 @@ def test_hanging_up_stops_the_engine_within_a_second(platform: RunningPlatform) 
     }
     url = f"{platform.ready['base_url']}/chat/completions"
     with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as response:
-        for line in response.iter_lines():
-            if '"content"' in line:
-                break
+        lines = response.iter_lines()  # kept: httpx hangs up when it is collected
+        while '"content"' not in next(lines):
+            pass
         wait_until(lambda: platform.running_sequences() == 1, 5, "the stream runs")
     started = time.monotonic()
     wait_until(lambda: platform.running_sequences() == 0, 5, "the worker stopped")
