@@ -1,7 +1,12 @@
 """Attention of one new token per sequence over its paged context.
 
 Decode reads every key and value once and does little arithmetic on them: it is bound by memory
-bandwidth, so the G query heads of one KV head are packed into rows of one product.
+bandwidth, so the G query heads of one KV head are packed into rows of one product. On a GPU long
+contexts are split among programs and merged (Flash-Decoding):
+
+    out = sum_s w_s 2^(m_s - m) o_s / sum_s w_s 2^(m_s - m),   m = max_s m_s
+
+Sources: FlashAttention-2, arXiv 2307.08691; The Anatomy of a Triton Attention Kernel, 2511.11581.
 """
 
 from __future__ import annotations
@@ -10,6 +15,195 @@ import torch
 
 from kernels.attention_metadata import AttentionMetadata, DecodeBucket
 from kernels.kv_cache import PagedKVCache
+from kernels.triton_support import Pointer, Scalar, cdiv, jit, next_power_of_2, runs_triton, tl
+
+MIN_DOT_ROWS = 16  # the smallest tile of a tensor-core product
+PAGES_PER_SPLIT = 8  # 512 tokens: enough work for one program, enough programs for one sequence
+
+
+@jit
+def _decode_split_kernel(
+    q_ptr: Pointer,
+    keys_ptr: Pointer,
+    values_ptr: Pointer,
+    tables_ptr: Pointer,
+    lens_ptr: Pointer,
+    partial_ptr: Pointer,
+    largest_ptr: Pointer,
+    weight_ptr: Pointer,
+    table_stride: Scalar,
+    num_kv_heads: Scalar,
+    scale: Scalar,
+    window: Scalar,
+    softcap: Scalar,
+    GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    PAGES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+) -> None:
+    """One sequence, one KV head, PAGES pages: unnormalised values and what normalises them.
+
+    The G query heads of the KV head are the rows of one product. Scores are in units of log2.
+    """
+    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lens_ptr + sequence)
+    rows = tl.arange(0, GROUP_BLOCK)  # [GROUP_BLOCK]
+    channels = tl.arange(0, HEAD_BLOCK)  # [HEAD_BLOCK]
+    tokens = tl.arange(0, PAGE)  # [PAGE]
+    is_channel = channels < HEAD_DIM
+    is_row = rows < GROUP
+    heads = (sequence * num_kv_heads + kv_head) * GROUP + rows
+    q = tl.load(
+        q_ptr + heads[:, None] * HEAD_DIM + channels[None, :],
+        mask=is_row[:, None] & is_channel[None, :],
+        other=0.0,
+    )  # [GROUP_BLOCK, HEAD_BLOCK]
+    largest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
+    weight = tl.zeros([GROUP_BLOCK], tl.float32)
+    values_sum = tl.zeros([GROUP_BLOCK, HEAD_BLOCK], tl.float32)
+    first_page = split * PAGES
+    if HAS_WINDOW:
+        first_page = tl.maximum(first_page, tl.maximum(length - window, 0) // PAGE)
+    last_page = tl.minimum((split + 1) * PAGES, (length + PAGE - 1) // PAGE)
+    for page in range(first_page, last_page):
+        # A page's offset may pass 2^31 elements.
+        block = tl.load(tables_ptr + sequence * table_stride + page).to(tl.int64)
+        base = (block * num_kv_heads + kv_head) * PAGE * HEAD_DIM
+        positions = page * PAGE + tokens
+        is_visible = positions < length
+        if HAS_WINDOW:
+            is_visible = is_visible & (positions >= length - window)
+        offsets = tokens[:, None] * HEAD_DIM + channels[None, :]
+        # What lies beyond the context may be NaN: it is never loaded.
+        mask = is_visible[:, None] & is_channel[None, :]
+        keys = tl.load(keys_ptr + base + offsets, mask=mask, other=0.0)  # [PAGE, HEAD_BLOCK]
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+        if HAS_SOFTCAP:
+            # tanh(x) = 1 - 2 / (e^2x + 1)
+            ratio = scores / softcap
+            scores = softcap * (1 - 2 / (tl.exp2(ratio * (2 * 1.4426950408889634)) + 1))
+        scores = tl.where(is_visible[None, :], scores * 1.4426950408889634, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+        anchor = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+        shrink = tl.exp2(largest - anchor)
+        probabilities = tl.exp2(scores - anchor[:, None])  # [GROUP_BLOCK, PAGE]
+        values = tl.load(values_ptr + base + offsets, mask=mask, other=0.0)
+        weight = weight * shrink + tl.sum(probabilities, axis=1)
+        values_sum = values_sum * shrink[:, None] + tl.dot(
+            probabilities.to(values.dtype), values, input_precision="ieee"
+        )
+        largest = new_largest
+    place = (sequence * num_kv_heads + kv_head) * tl.num_programs(2) + split
+    at = place * GROUP_BLOCK + rows
+    tl.store(largest_ptr + at, largest)
+    tl.store(weight_ptr + at, weight)
+    tl.store(partial_ptr + at[:, None] * HEAD_BLOCK + channels[None, :], values_sum)
+
+
+@jit
+def _decode_merge_kernel(
+    partial_ptr: Pointer,
+    largest_ptr: Pointer,
+    weight_ptr: Pointer,
+    out_ptr: Pointer,
+    num_splits: Scalar,
+    num_kv_heads: Scalar,
+    GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    SPLITS_BLOCK: tl.constexpr,
+) -> None:
+    """One sequence, one query head: the splits, weighted by what each of them saw."""
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    splits = tl.arange(0, SPLITS_BLOCK)  # [SPLITS_BLOCK]
+    channels = tl.arange(0, HEAD_BLOCK)  # [HEAD_BLOCK]
+    is_split = splits < num_splits
+    place = (sequence * num_kv_heads + head // GROUP) * num_splits + splits
+    at = place * GROUP_BLOCK + head % GROUP
+    largest = tl.load(largest_ptr + at, mask=is_split, other=float("-inf"))
+    weight = tl.load(weight_ptr + at, mask=is_split, other=0.0)
+    share = tl.exp2(largest - tl.max(largest, axis=0))  # [SPLITS_BLOCK]
+    parts = tl.load(
+        partial_ptr + at[:, None] * HEAD_BLOCK + channels[None, :],
+        mask=is_split[:, None],
+        other=0.0,
+    )  # [SPLITS_BLOCK, HEAD_BLOCK]
+    out = tl.sum(parts * share[:, None], axis=0) / tl.sum(weight * share, axis=0)
+    tl.store(
+        out_ptr + (sequence * num_kv_heads * GROUP + head) * HEAD_DIM + channels,
+        out.to(out_ptr.dtype.element_ty),
+        mask=channels < HEAD_DIM,
+    )
+
+
+def decode_with_triton(
+    q: torch.Tensor,
+    kv_cache: PagedKVCache,
+    layer: int,
+    bucket: DecodeBucket,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Decode one bucket from its pages: q [B, num_heads, head_dim] -> like q."""
+    q = q.contiguous()
+    batch, num_heads, head_dim = q.shape
+    num_kv_heads = kv_cache.num_kv_heads
+    group = num_heads // num_kv_heads
+    group_block = max(MIN_DOT_ROWS, next_power_of_2(group))
+    head_block = max(MIN_DOT_ROWS, next_power_of_2(head_dim))
+    num_splits = cdiv(cdiv(bucket.max_context_len, kv_cache.block_size), PAGES_PER_SPLIT)
+    shape = (batch, num_kv_heads, num_splits, group_block)
+    largest = torch.empty(shape, dtype=torch.float32, device=q.device)
+    weight = torch.empty_like(largest)
+    partial = torch.empty((*shape, head_block), dtype=torch.float32, device=q.device)
+    out = torch.empty_like(q)
+    tables = bucket.block_tables.contiguous()
+    _decode_split_kernel[(batch, num_kv_heads, num_splits)](
+        q,
+        kv_cache.keys[layer],
+        kv_cache.values[layer],
+        tables,
+        bucket.context_lens,
+        partial,
+        largest,
+        weight,
+        tables.stride(0),
+        num_kv_heads,
+        scale,
+        window or 0,
+        softcap or 0.0,
+        GROUP=group,
+        GROUP_BLOCK=group_block,
+        HEAD_DIM=head_dim,
+        HEAD_BLOCK=head_block,
+        PAGE=kv_cache.block_size,
+        PAGES=PAGES_PER_SPLIT,
+        HAS_WINDOW=window is not None,
+        HAS_SOFTCAP=softcap is not None,
+        num_warps=4,
+    )
+    _decode_merge_kernel[(batch, num_heads)](
+        partial,
+        largest,
+        weight,
+        out,
+        num_splits,
+        num_kv_heads,
+        GROUP=group,
+        GROUP_BLOCK=group_block,
+        HEAD_DIM=head_dim,
+        HEAD_BLOCK=head_block,
+        SPLITS_BLOCK=next_power_of_2(num_splits),
+        num_warps=4,
+    )
+    return out
 
 
 def decode_with_torch(
@@ -99,7 +293,8 @@ def paged_decode_attention(
     softcap: float | None = None,
 ) -> None:
     """Fill `out` [T, num_heads, head_dim] at the tokens of sequences that have one token."""
+    decode = decode_with_triton if runs_triton(q) else decode_with_torch
     for bucket in metadata.decode_buckets:
-        out[bucket.rows] = decode_with_torch(
+        out[bucket.rows] = decode(
             q[bucket.rows], kv_cache, layer, bucket, scale=scale, window=window, softcap=softcap
         )

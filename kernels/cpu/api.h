@@ -72,4 +72,10 @@ NCOMPASS_API const char* ncompass_paged_attention(
     const int32_t* context_lens, const int32_t* block_tables, int64_t max_blocks, float scale,
     int64_t window, float softcap);
 
+// The machine's limits. unit: 0 = float multiply-add, 1 = the native bf16 dot product (0 without).
+NCOMPASS_API const char* ncompass_measure_arithmetic(ncompass::Context* context, int32_t unit,
+                                                     double seconds, double* operations_per_s);
+NCOMPASS_API const char* ncompass_measure_read(ncompass::Context* context, const void* memory,
+                                               int64_t bytes, double* bytes_per_s);
+
 }  // extern "C"

@@ -3,30 +3,33 @@
 `enable` loads a built library for this process; from then on the public operations of `kernels`
 use it for CPU tensors that it supports. A loaded library is a fact about the process, as torch's
 own thread pool is, so it is kept here and not passed through every call.
+
+Results do not depend on the batch: a token's hidden state and logits have the same bits alone or
+beside others, prefilled whole or in chunks, on any number of threads (one build, one machine type).
 """
 
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from kernels.cpu.build import BuildResult, build
-from kernels.cpu.memory import lazy_zeros
 
 if TYPE_CHECKING:
     from kernels.attention_metadata import AttentionMetadata
     from kernels.kv_cache import PagedKVCache
 
-__all__ = ["BuildResult", "CpuLibrary", "active", "build", "disable", "enable"]
+__all__ = ["BuildResult", "CpuLibrary", "PackedWeight", "active", "build", "disable", "enable"]
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 512
+ALIGNMENT = 64
+MEASUREMENT_S = 0.002
 
 
 class _KVShape(Structure):
@@ -52,13 +55,20 @@ _SIGNATURES: dict[str, list[object]] = {
         *[_P, POINTER(_KVShape), _P, _P, _I, _I, _P, _I, _D, _P, _I],
         *[_P, _P, _P, _I, c_float, _I, c_float],
     ],
+    "measure_arithmetic": [_P, _D, c_double, POINTER(c_double)],
+    "measure_read": [_P, _P, _I, POINTER(c_double)],
 }
 
 
 class CpuLibrary:
-    """A loaded library with its team of threads. Calls from several threads take turns."""
+    """A loaded library with its team of threads. Calls from several threads take turns.
 
-    def __init__(self, path: Path, num_threads: int) -> None:
+    `native_bf16_dot` says whether bf16 is multiplied by vdpbf16ps; None measures which way is
+    faster. That instruction does two multiply-adds at full rate on Zen 4, and half of one on Intel
+    cores whose AMX is hidden (86 against 176 GFLOP/s a core when measured).
+    """
+
+    def __init__(self, path: Path, num_threads: int, native_bf16_dot: bool | None = None) -> None:
         self._library = ctypes.CDLL(str(path))
         self._calls = {name: self._bind(name, types) for name, types in _SIGNATURES.items()}
         self._library.ncompass_packed_bytes.restype = c_int64
@@ -67,8 +77,15 @@ class CpuLibrary:
         self._library.ncompass_destroy.argtypes = [c_void_p]
         self.num_threads = num_threads
         self.vector_width: int = self._library.ncompass_vector_width()
+        self.has_native_bf16_dot = bool(self._library.ncompass_has_native_bf16_dot())
         self._context = self._create(is_native=False)
-        self.uses_native_bf16_dot = self._is_native_dot_faster()
+        if native_bf16_dot is None:
+            native_bf16_dot = self.has_native_bf16_dot and self._is_native_dot_faster()
+        self.uses_native_bf16_dot = native_bf16_dot
+        if native_bf16_dot:
+            assert self.has_native_bf16_dot, "this build has no native bf16 dot product"
+            self.close()
+            self._context = self._create(is_native=True)
 
     def _bind(self, name: str, types: list[object]) -> Callable[..., bytes | None]:
         function = getattr(self._library, f"ncompass_{name}")
@@ -87,28 +104,32 @@ class CpuLibrary:
         """End the threads. The library may not be used any more."""
         self._library.ncompass_destroy(self._context)
 
-    def _is_native_dot_faster(self) -> bool:
-        """Time both ways of multiplying bf16; keeps the faster one.
+    # the machine
 
-        vdpbf16ps runs at full rate on Zen 4 and at a quarter of it on Intel without AMX.
-        """
-        if not self._library.ncompass_has_native_bf16_dot():
-            return False
-        widened, native = self._context, self._create(is_native=True)
-        weight = self.pack(torch.ones(768, 768, dtype=torch.bfloat16))
-        x = torch.ones(64, 768, dtype=torch.bfloat16)
-        seconds = {}
-        for context in (widened, native):
-            self._context = context
-            self.linear(x, weight)
-            started = time.perf_counter()
-            for _ in range(4):
-                self.linear(x, weight)
-            seconds[context] = time.perf_counter() - started
-        is_faster = seconds[native] < seconds[widened]
-        self._context = native if is_faster else widened
-        self._library.ncompass_destroy(widened if is_faster else native)
-        return is_faster
+    def measure_multiply_add(self, seconds: float) -> float:
+        """Float operations per second of multiply-adds in registers, all threads together."""
+        return self._measure("measure_arithmetic", 0, seconds)
+
+    def measure_bf16_dot(self, seconds: float) -> float:
+        """Float operations per second of the native bf16 dot product; 0 where there is none."""
+        return self._measure("measure_arithmetic", 1, seconds)
+
+    def measure_read(self, memory: torch.Tensor) -> float:
+        """Bytes per second of reading this tensor once."""
+        return self._measure("measure_read", memory.data_ptr(), memory.nbytes)
+
+    def _measure(self, name: str, *arguments: object) -> float:
+        rate = c_double()
+        self._call(name, *arguments, ctypes.byref(rate))
+        return rate.value
+
+    def _is_native_dot_faster(self) -> bool:
+        """Best of several short runs each, alternating: the two rates differ by a factor of two."""
+        rates = [
+            (self.measure_multiply_add(MEASUREMENT_S), self.measure_bf16_dot(MEASUREMENT_S))
+            for _ in range(5)
+        ]
+        return max(native for _, native in rates) > max(widened for widened, _ in rates)
 
     # what it can do
 
@@ -116,7 +137,16 @@ class CpuLibrary:
     def supports(*tensors: torch.Tensor) -> bool:
         """Whether these are fp32 or bf16 on the CPU with elements side by side."""
         return all(
-            x.dtype in DTYPES and x.device.type == "cpu" and x.stride(-1) == 1 for x in tensors
+            x.dtype in DTYPES and x.device.type == "cpu" and (x.stride(-1) == 1 or x.shape[-1] == 1)
+            for x in tensors
+        )
+
+    @classmethod
+    def supports_heads(cls, *tensors: torch.Tensor) -> bool:
+        """Whether these are [T, heads, head_dim] of one dtype, a token's heads side by side."""
+        return cls.supports(*tensors) and all(
+            (x.stride(1) == x.shape[2] or x.shape[1] == 1) and x.dtype == tensors[0].dtype
+            for x in tensors
         )
 
     @staticmethod
@@ -130,36 +160,29 @@ class CpuLibrary:
         """x: [..., hidden] -> the same shape in weight's dtype."""
         rows = _rows(x)
         out = torch.empty(x.shape, dtype=weight.dtype)
-        self._norm(rows, None, None, weight, eps, out)
+        self._call(
+            "rms_norm",
+            *(len(rows), rows.shape[1], rows.data_ptr(), rows.stride(0), DTYPES[rows.dtype]),
+            *(None, 0, 0, None),
+            *(weight.data_ptr(), DTYPES[weight.dtype], eps, out.data_ptr()),
+        )
         return out
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(rms_norm(x + residual), x + residual)."""
+        assert x.shape == residual.shape, (x.shape, residual.shape)
+        rows, addend = _rows(residual), _rows(x)
         total = torch.empty(residual.shape, dtype=residual.dtype)
         out = torch.empty(x.shape, dtype=weight.dtype)
-        self._norm(_rows(residual), _rows(x), total, weight, eps, out)
-        return out, total
-
-    def _norm(
-        self,
-        rows: torch.Tensor,
-        addend: torch.Tensor | None,
-        total: torch.Tensor | None,
-        weight: torch.Tensor,
-        eps: float,
-        out: torch.Tensor,
-    ) -> None:
         self._call(
             "rms_norm",
-            *(len(rows), rows.shape[-1], rows.data_ptr(), rows.stride(0), DTYPES[rows.dtype]),
-            *(None, 0, 0)
-            if addend is None
-            else (addend.data_ptr(), addend.stride(0), DTYPES[addend.dtype]),
-            None if total is None else total.data_ptr(),
+            *(len(rows), rows.shape[1], rows.data_ptr(), rows.stride(0), DTYPES[rows.dtype]),
+            *(addend.data_ptr(), addend.stride(0), DTYPES[addend.dtype], total.data_ptr()),
             *(weight.data_ptr(), DTYPES[weight.dtype], eps, out.data_ptr()),
         )
+        return out, total
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up: [T, 2 * intermediate] -> [T, intermediate]."""
@@ -177,7 +200,7 @@ class CpuLibrary:
         out_features, in_features = weight.shape
         dtype = DTYPES[weight.dtype]
         num_bytes = self._library.ncompass_packed_bytes(out_features, in_features, dtype)
-        packed = PackedWeight(out_features, in_features, weight.dtype, lazy_zeros(num_bytes))
+        packed = PackedWeight(out_features, in_features, weight.dtype, _aligned(num_bytes))
         self._call(
             "pack",
             *(out_features, in_features, weight.data_ptr(), weight.stride(0), dtype),
@@ -193,12 +216,14 @@ class CpuLibrary:
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """x: [T, in_features] -> [T, out_features]; bias is fp32, the residual gives the dtype."""
-        assert x.shape[-1] == weight.in_features, (x.shape, weight.in_features)
+        num_rows, in_features = x.shape
+        assert in_features == weight.in_features, (x.shape, weight.in_features)
         dtype = weight.dtype if residual is None else residual.dtype
-        out = torch.empty((len(x), weight.out_features), dtype=dtype)
+        out = torch.empty((num_rows, weight.out_features), dtype=dtype)
+        assert residual is None or residual.shape == out.shape, (residual.shape, out.shape)
         self._call(
             "linear",
-            *(len(x), weight.out_features, weight.in_features),
+            *(num_rows, weight.out_features, in_features),
             *(x.data_ptr(), x.stride(0), DTYPES[x.dtype]),
             *(weight.memory.data_ptr(), DTYPES[weight.dtype]),
             None if bias is None else bias.data_ptr(),
@@ -218,7 +243,12 @@ class CpuLibrary:
         metadata: AttentionMetadata,
     ) -> None:
         """Rotate q in place, write rotated k and v to the pages."""
-        num_tokens, num_heads, _ = q.shape
+        num_tokens, num_heads, head_dim = q.shape
+        shape = (num_tokens, kv_cache.num_kv_heads, kv_cache.head_dim)
+        assert k.shape == v.shape == shape, (k.shape, v.shape, shape)
+        assert head_dim == kv_cache.head_dim
+        assert len(metadata.positions) == len(metadata.slot_mapping) == num_tokens
+        assert cos_sin.is_contiguous()
         self._call(
             "rotary_and_write_kv",
             *(ctypes.byref(_shape(kv_cache)), kv_cache.keys[layer].data_ptr()),
@@ -241,15 +271,19 @@ class CpuLibrary:
         softcap: float | None,
     ) -> torch.Tensor:
         """Attend from q [T, num_heads, head_dim] to the pages."""
-        num_tokens, num_heads, _ = q.shape
+        num_tokens, num_heads, head_dim = q.shape
+        assert head_dim == kv_cache.head_dim
+        assert len(metadata.query_start) == len(metadata.context_lens) + 1
         out = torch.empty(q.shape, dtype=q.dtype)
-        block_tables = metadata.block_tables.contiguous()
+        block_tables = metadata.block_tables
+        assert block_tables.is_contiguous()
+        assert len(block_tables) == len(metadata.context_lens)
         self._call(
             "paged_attention",
             *(ctypes.byref(_shape(kv_cache)), kv_cache.keys[layer].data_ptr()),
             *(kv_cache.values[layer].data_ptr(), num_tokens, num_heads),
             *(q.data_ptr(), q.stride(0), DTYPES[q.dtype], out.data_ptr()),
-            metadata.num_sequences,
+            len(block_tables),
             *(metadata.query_start.data_ptr(), metadata.context_lens.data_ptr()),
             *(block_tables.data_ptr(), block_tables.shape[1]),
             *(scale, window or 0, softcap or 0.0),
@@ -259,7 +293,7 @@ class CpuLibrary:
     def _call(self, name: str, *arguments: object) -> None:
         reason = self._calls[name](self._context, *arguments)
         if reason is not None:
-            raise ValueError(f"{name}: {reason.decode()}")
+            raise ValueError(reason.decode())
 
 
 class PackedWeight:
@@ -279,10 +313,10 @@ class PackedWeight:
 _active: list[CpuLibrary] = []
 
 
-def enable(path: Path, num_threads: int) -> CpuLibrary:
-    """Load the library for this process with a team of `num_threads`."""
+def enable(path: Path, num_threads: int, native_bf16_dot: bool | None = None) -> CpuLibrary:
+    """Load the library for this process with a team of `num_threads`; see `CpuLibrary`."""
     disable()
-    library = CpuLibrary(path, num_threads)
+    library = CpuLibrary(path, num_threads, native_bf16_dot)
     _active.append(library)
     return library
 
@@ -301,6 +335,11 @@ def disable() -> None:
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """x as [rows, hidden], without a copy where its strides allow."""
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+
+
+def _aligned(num_bytes: int) -> torch.Tensor:
+    memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+    return memory[-memory.data_ptr() % ALIGNMENT :]
 
 
 def _shape(kv_cache: PagedKVCache) -> _KVShape:

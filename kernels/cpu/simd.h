@@ -49,7 +49,7 @@ inline bf16 from_float<bf16>(float x) {
 }  // namespace ncompass
 
 // Unrolls loops whose bounds are template parameters, so that their arrays live in registers.
-#define NCOMPASS_UNROLL _Pragma("GCC unroll 16")
+#define NCOMPASS_UNROLL _Pragma("GCC unroll 32")
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include "simd_avx512.h"

@@ -1,0 +1,251 @@
+"""Runs the operations of one model's forward pass and prints them as fractions of the machine.
+
+    python -m kernels.cpu.benchmark [--dtype bf16] [--threads 2] [--target avx2] [--cache DIR]
+
+The limits are measured in the same run: multiply-adds in registers, and a stream read from memory.
+An operation's limit is the larger of its arithmetic at the first rate and its traffic at the second
+(weights and KV pages; activations stay in the caches). Weights are random, their layers are all
+different memory, so that a step reads what a real one reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels.attention_metadata import AttentionMetadata
+from kernels.cpu import library
+from kernels.cpu.build import AVX2, NATIVE
+from kernels.gated_activation import silu_and_mul
+from kernels.kv_cache import PagedKVCache
+from kernels.linear import PackedLinear, linear
+from kernels.paged_attention import paged_attention
+from kernels.rms_norm import rms_norm
+from kernels.rotary import build_cos_sin, rotary_and_write_kv
+
+EPS = 1e-5
+READ_BYTES = 1 << 30  # well beyond a third-level cache that many machines share
+CONTEXT = 288
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder's numbers; the default is SmolLM2-135M."""
+
+    num_layers: int = 30
+    hidden: int = 576
+    num_heads: int = 9
+    num_kv_heads: int = 3
+    head_dim: int = 64
+    intermediate: int = 1536
+    vocabulary: int = 49152
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Operations and bytes per second that this machine reaches at most."""
+
+    operations_per_s: float
+    bytes_per_s: float
+
+    def seconds(self, operations: float, num_bytes: float) -> float:
+        """The least time for this much arithmetic and traffic, perfectly overlapped."""
+        return max(operations / self.operations_per_s, num_bytes / self.bytes_per_s)
+
+
+class Decoder:
+    """The operations of a decoder in the engine's order, each timed by name."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, num_blocks: int) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        heads = shape.num_heads + 2 * shape.num_kv_heads
+        sizes = {
+            "qkv": (heads * shape.head_dim, shape.hidden),
+            "output": (shape.hidden, shape.num_heads * shape.head_dim),
+            "gate_up": (2 * shape.intermediate, shape.hidden),
+            "down": (shape.hidden, shape.intermediate),
+        }
+        self.layers = [
+            {name: self._weight(*size) for name, size in sizes.items()}
+            for _ in range(shape.num_layers)
+        ]
+        self.head = self._weight(shape.vocabulary, shape.hidden)
+        self.norm = torch.ones(shape.hidden, dtype=dtype)
+        self.cos_sin = build_cos_sin(8192, shape.head_dim, 1e5)
+        self.kv_cache = PagedKVCache(
+            shape.num_layers, num_blocks, shape.num_kv_heads, shape.head_dim, dtype, "cpu"
+        )
+        for pages in (*self.kv_cache.keys, *self.kv_cache.values):
+            pages.normal_()
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def _weight(self, out_features: int, in_features: int) -> PackedLinear:
+        weight = torch.randn(out_features, in_features) * in_features**-0.5
+        return PackedLinear(weight.to(self.dtype))
+
+    def _timed(self, name: str, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        started = time.perf_counter()
+        result = run()
+        self.seconds[name] += time.perf_counter() - started
+        return result
+
+    def forward(
+        self, hidden: torch.Tensor, metadata: AttentionMetadata, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """hidden: [T, hidden] fp32 -> logits of `rows`."""
+        shape, timed = self.shape, self._timed
+        split = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        for i, layer in enumerate(self.layers):
+            normed = timed("norm", lambda h=hidden: rms_norm(h, self.norm, EPS))
+            qkv = timed("qkv", lambda x=normed, w=layer["qkv"]: linear(x, w))
+            q, k, v = qkv.view(len(qkv), -1, shape.head_dim).split(split, dim=1)
+            started = time.perf_counter()
+            rotary_and_write_kv(q, k, v, self.cos_sin, self.kv_cache, i, metadata)
+            self.seconds["rotary"] += time.perf_counter() - started
+            attended = timed(
+                "attention",
+                lambda q=q, i=i: paged_attention(
+                    q, self.kv_cache, i, metadata, scale=shape.head_dim**-0.5
+                ),
+            ).flatten(1)
+            hidden = timed(
+                "output",
+                lambda x=attended, w=layer["output"], h=hidden: linear(x, w, residual=h),
+            )
+            normed = timed("norm", lambda h=hidden: rms_norm(h, self.norm, EPS))
+            gate_up = timed("gate_up", lambda x=normed, w=layer["gate_up"]: linear(x, w))
+            gated = timed("silu", lambda x=gate_up: silu_and_mul(x))
+            hidden = timed(
+                "down", lambda x=gated, w=layer["down"], h=hidden: linear(x, w, residual=h)
+            )
+        last = hidden[rows]
+        return timed("head", lambda: linear(rms_norm(last, self.norm, EPS), self.head))
+
+
+def costs(
+    shape: Shape, dtype: torch.dtype, query_lens: list[int], context_lens: list[int]
+) -> dict[str, tuple[float, float]]:
+    """(operations, bytes) of a step by operation; the small ones count as nothing."""
+    num_tokens, num_rows = sum(query_lens), len(query_lens)
+    width = shape.num_heads * shape.head_dim
+    kv_width = shape.num_kv_heads * shape.head_dim
+    elements = {
+        "qkv": (width + 2 * kv_width) * shape.hidden,
+        "output": shape.hidden * width,
+        "gate_up": 2 * shape.intermediate * shape.hidden,
+        "down": shape.hidden * shape.intermediate,
+    }
+    layers = shape.num_layers
+    result = {
+        name: (2.0 * layers * num_tokens * n, float(layers * n * dtype.itemsize))
+        for name, n in elements.items()
+    }
+    head = shape.vocabulary * shape.hidden
+    result["head"] = (2.0 * num_rows * head, float(head * dtype.itemsize))
+    seen = sum(
+        n * (c - n) + n * (n + 1) // 2 for n, c in zip(query_lens, context_lens, strict=True)
+    )
+    traffic = 2 * sum(context_lens) * kv_width * dtype.itemsize
+    result["attention"] = (4.0 * layers * width * seen, float(layers * traffic))
+    return result
+
+
+def run_case(
+    decoder: Decoder, limits: Limits, name: str, query_lens: list[int], context_lens: list[int]
+) -> None:
+    """Time one kind of step, and print its operations and their fractions of the limit."""
+    num_pages = [-(-length // 64) for length in context_lens]
+    order = torch.randperm(decoder.kv_cache.num_blocks).tolist()
+    tables = [[order.pop() for _ in range(n)] for n in num_pages]
+    metadata = AttentionMetadata.build(
+        query_lens=query_lens, context_lens=context_lens, block_tables=tables
+    )
+    hidden = torch.randn(sum(query_lens), decoder.shape.hidden)
+    rows = metadata.query_start[1:].long() - 1
+    for _ in range(2):
+        decoder.forward(hidden, metadata, rows)
+    repeats: list[tuple[float, dict[str, float]]] = []
+    started = time.perf_counter()
+    while len(repeats) < 5 or time.perf_counter() - started < 1.0:
+        decoder.seconds.clear()
+        before = time.perf_counter()
+        decoder.forward(hidden, metadata, rows)
+        repeats.append((time.perf_counter() - before, dict(decoder.seconds)))
+    repeats.sort(key=lambda repeat: repeat[0])
+    elapsed, seconds = repeats[len(repeats) // 2]
+    best = repeats[0][0]
+    cost = costs(decoder.shape, decoder.dtype, query_lens, context_lens)
+    least = {key: limits.seconds(*value) for key, value in cost.items()}
+    sys.stdout.write(
+        f"{name}: median {elapsed * 1e3:.2f} ms, best {best * 1e3:.2f} ms, "
+        f"limit {sum(least.values()) * 1e3:.2f} ms: {sum(least.values()) / elapsed:.0%}\n"
+    )
+    for key, spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        note = ""
+        if key in cost:
+            operations, num_bytes = cost[key]
+            note = (
+                f"{operations / spent / 1e9:8.0f} GFLOP/s {num_bytes / spent / 1e9:7.1f} GB/s"
+                f" {least[key] / spent:6.0%}"
+            )
+        sys.stdout.write(f"    {key:10} {spent * 1e3:8.2f} ms {note}\n")
+
+
+def measure_limits(cpu: library.CpuLibrary, dtype: torch.dtype) -> Limits:
+    """The best of a few measurements each."""
+    memory = torch.ones(READ_BYTES, dtype=torch.uint8)
+    units = [cpu.measure_multiply_add]
+    if dtype == torch.bfloat16:
+        units.append(cpu.measure_bf16_dot)
+    return Limits(
+        operations_per_s=max(measure(0.3) for measure in units for _ in range(2)),
+        bytes_per_s=max(cpu.measure_read(memory) for _ in range(4)),
+    )
+
+
+def main() -> int:
+    """Build, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--target", choices=("native", "avx2"), default="native")
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "ncompass-cpu")
+    arguments = parser.parse_args()
+    dtype = torch.bfloat16 if arguments.dtype == "bf16" else torch.float32
+    built = library.build(arguments.cache, AVX2 if arguments.target == "avx2" else NATIVE)
+    if built.path is None:
+        sys.stdout.write(f"{built.reason}\n")
+        return 1
+    torch.set_num_threads(1)
+    cpu = library.enable(built.path, arguments.threads)
+    limits = measure_limits(cpu, dtype)
+    sys.stdout.write(
+        f"{arguments.dtype}, {arguments.threads} threads, vectors of {cpu.vector_width}, "
+        f"{'native bf16 dot' if cpu.uses_native_bf16_dot else 'multiply-adds'}: "
+        f"limits {limits.operations_per_s / 1e9:.0f} GFLOP/s, {limits.bytes_per_s / 1e9:.1f} GB/s\n"
+    )
+    decoder = Decoder(Shape(), dtype, num_blocks=700)
+    for name, query_lens, context_lens in (
+        ("prefill 256", [256], [256]),
+        ("prefill 1024", [1024], [1024]),
+        ("decode 1", [1], [CONTEXT]),
+        ("decode 16", [1] * 16, [CONTEXT] * 16),
+        ("decode 64", [1] * 64, [CONTEXT] * 64),
+        ("decode 1 at 8192", [1], [8192]),
+        ("prefill 256 with decode 32", [256] + [1] * 32, [256] + [CONTEXT] * 32),
+    ):
+        run_case(decoder, limits, name, query_lens, context_lens)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
