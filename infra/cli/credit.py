@@ -47,7 +47,12 @@ def adjust(
     async def work(session: AsyncSession) -> Balance:
         organization_id = await _resolve(session, organization)
         await ledger.adjust_credit(
-            session, organization_id, nano_usd, reason, "operator:cli", key or new_id("adjust")
+            session,
+            organization_id,
+            nano_usd,
+            reason=reason,
+            actor="operator:cli",
+            key=key or new_id("adjust"),
         )
         return await ledger.balance(session, organization_id)
 

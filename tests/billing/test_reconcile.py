@@ -1,0 +1,72 @@
+"""Every check of the books is made to fail by the damage that it is there for."""
+
+import random
+
+import pytest
+from sqlalchemy import text
+
+from billing.holds import HoldWriter
+from billing.reconcile import reconcile
+from common.db import Sessions
+from tests.billing.conftest import Books, settle_of
+
+DAMAGE = {
+    "every transaction sums to zero": (
+        "UPDATE ledger_entries SET amount_nano_usd = amount_nano_usd + 1 WHERE account = 'revenue'"
+        " OR account = 'promotional_contra'"
+    ),
+    "balances equal the ledger": "UPDATE balances SET posted_nano_usd = posted_nano_usd + 1",
+    "held equals the open holds": "UPDATE balances SET held_nano_usd = held_nano_usd + 1",
+    "usage equals revenue and promotion": (
+        "UPDATE usage_records SET charge_nano_usd = charge_nano_usd + 1 WHERE is_billable"
+    ),
+    "hourly usage equals the records": "UPDATE usage_hours SET charge_nano_usd = charge_nano_usd + 1",
+    "credit lots equal the balances": (
+        "UPDATE credit_lots SET remaining_nano_usd = remaining_nano_usd - 1"
+    ),
+    "credit lots equal their uses": "UPDATE lot_uses SET amount_nano_usd = amount_nano_usd + 1",
+    "every closed hold has its usage record": ("DELETE FROM usage_records WHERE NOT is_billable"),
+    "every charge is in the ledger once": (
+        "UPDATE ledger_transactions SET key = 'elsewhere:' || key WHERE kind = 'usage'"
+    ),
+}
+
+
+async def some_history(books: Books, writer: HoldWriter) -> None:
+    generator = random.Random(5)
+    for index in range(12):
+        hold = await writer.admit(books.admit())
+        if index % 4 == 3:
+            await writer.void(hold.request_id, hold.epoch, "platform_fault")
+        elif index % 4 != 2:
+            cached = generator.randrange(100)
+            await writer.settle(settle_of(hold, 100 - cached, cached, generator.randrange(10) + 1))
+
+
+async def failed_checks(sessions: Sessions) -> set[str]:
+    async with sessions.begin() as session:
+        return {check.name for check in await reconcile(session) if not check.is_ok}
+
+
+async def test_honest_books_pass_every_check(books: Books, writer: HoldWriter) -> None:
+    await some_history(books, writer)
+    assert await failed_checks(books.sessions) == set()
+    async with books.sessions.begin() as session:
+        assert {check.name for check in await reconcile(session)} == set(DAMAGE)
+
+
+@pytest.mark.parametrize("check", DAMAGE)
+async def test_planted_damage_is_found(books: Books, writer: HoldWriter, check: str) -> None:
+    await some_history(books, writer)
+    async with books.sessions.begin() as session:
+        if session.get_bind().dialect.name == "sqlite":
+            names = await session.scalars(
+                text("SELECT name FROM sqlite_master WHERE type='trigger'")
+            )
+            for name in names.all():
+                await session.execute(text(f"DROP TRIGGER {name}"))
+        else:
+            await session.execute(text("SET session_replication_role = replica"))
+        changed = await session.execute(text(DAMAGE[check]))
+        assert changed.rowcount > 0
+    assert check in await failed_checks(books.sessions)
