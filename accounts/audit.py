@@ -27,7 +27,7 @@ async def record(
 ) -> None:
     """Write one event in the caller's transaction, so that it exists exactly if the deed does.
 
-    `action` is `noun.verb` (`api_key.revoked`), `target` the id acted on, `address` the caller's IP.
+    `action` is `noun.verb` (`api_key.revoked`), `target` what it was done to, `address` an IP.
     """
     leaked = SECRET_NAMES & facts.keys()
     assert not leaked, f"the audit log takes no secrets: {sorted(leaked)}"

@@ -12,19 +12,19 @@ class AccountsSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="NCOMPASS_ACCOUNTS_", frozen=True)
 
     api_key_peppers: dict[int, SecretStr] = Field(default_factory=dict)
-    """Version → secret, as JSON (`{"1": "…"}`). The highest signs new keys, the others still verify."""
+    """Version → secret, as JSON (`{"1": "…"}`). The highest signs new keys, all of them verify."""
 
     argon2_memory_kib: int = 19_456
     argon2_iterations: int = 2
     argon2_parallelism: int = 1
     """OWASP's minimum for argon2id (19 MiB, t=2, p=1): 20 ms to 80 ms a hash."""
     password_threads: int = 2
-    """At most so many passwords are hashed at once, so that a login flood cannot eat the machine."""
+    """So many passwords are hashed at once, so that a login flood cannot eat the machine."""
 
     session_ttl_s: int = 14 * 86_400
     email_token_ttl_s: int = 3_600
     is_email_verification_on: bool = False
-    """On: the free credit comes with the verified address. Off: with the sign-up (loopback only)."""
+    """On: the free credit comes with the verified address. Off: at sign-up (loopback only)."""
     is_disposable_email_refused: bool = True
 
     login_attempts_per_email: int = 50

@@ -26,14 +26,15 @@ from billing.errors import (
     HoldNotFound,
     InsufficientCredit,
     InvalidAmount,
+    PriceNotFound,
 )
 from billing.hold_operations import (
     AdmitHold,
     ExtendHold,
     Hold,
     HoldOperation,
-    Settlement,
     SettleHold,
+    Settlement,
     VoidHold,
 )
 from billing.models import Balance, HoldRecord, Price
@@ -75,7 +76,10 @@ class PriceCache:
         """The prices with these ids that exist."""
         missing = sorted(price_ids - self._prices.keys())
         if missing:
-            self._prices.update(await find_prices(session, missing))
+            found = await find_prices(session, missing)
+            for price in found.values():
+                session.expunge(price)  # it outlives the session
+            self._prices.update(found)
         return self._prices
 
 
@@ -152,7 +156,9 @@ class HoldBook:
                 "This organization may not spend.", organization_id=admit.organization_id
             )
         self._require_key(admit.api_key_id, admit.organization_id)
-        price = self._prices[admit.price_id]
+        price = self._prices.get(admit.price_id)
+        if price is None:
+            raise PriceNotFound("There is no such price.", price_id=admit.price_id)
         assert price.model == admit.model, f"{admit.price_id} is the price of {price.model}"
         available = account.available if account is not None else 0
         output_tokens = _fitting_output(price, admit, available)
@@ -368,7 +374,7 @@ def _replay(hold: HoldState, admit: AdmitHold) -> Hold:
 
 
 def _fitting_output(price: Price, admit: AdmitHold, available: int) -> int:
-    """How much of the asked output `available` covers; raises InsufficientCredit below the least."""
+    """How much of the asked output is covered; raises InsufficientCredit below the least."""
     least = min(admit.num_choices, admit.output_tokens)
     fitting = affordable_output(price, input_tokens=admit.input_tokens, available=available)
     if fitting is None or fitting >= admit.output_tokens:

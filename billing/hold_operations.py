@@ -76,7 +76,7 @@ class VoidHold:
     outcome: Outcome
     facts: UsageFacts = field(default_factory=UsageFacts)
     is_fencing: bool = False
-    """The sweeper's way: the epoch moves on, so that the gateway that lost the hold cannot use it."""
+    """The sweeper's way: the epoch moves on, so that whoever lost the hold cannot use it."""
 
 
 HoldOperation = AdmitHold | ExtendHold | SettleHold | VoidHold

@@ -23,8 +23,8 @@ from billing.hold_operations import (
     Hold,
     HoldOperation,
     Outcome,
-    Settlement,
     SettleHold,
+    Settlement,
     UsageFacts,
     VoidHold,
 )
@@ -91,7 +91,7 @@ class HoldWriter:
         self._settle_patience_s = settle_patience_s
         self._clock = clock
         self._prices = PriceCache()
-        # Admissions wait for a place; closings need none, there are no more of them than open holds.
+        # Admissions wait for a place; closings need none: open holds are their limit.
         self._places = asyncio.Semaphore(max_waiting_admits)
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
@@ -104,7 +104,7 @@ class HoldWriter:
         self._task = asyncio.create_task(self._run(), name="hold-writer")
 
     async def stop(self) -> None:
-        """Write what has arrived, then end; after ten seconds of trying, leave it to the sweeper."""
+        """Write what has arrived, then end; after ten seconds it is left to the sweeper."""
         if self._task is None:
             return
         self._is_stopping = True
@@ -135,7 +135,7 @@ class HoldWriter:
                 raise
 
     async def extend(self, request_id: str, epoch: int, output_tokens: int) -> Hold:
-        """Reserve up to `output_tokens` in all; raises InsufficientCredit, KeyRevoked, HoldFenced."""
+        """Reserve `output_tokens` in all; raises InsufficientCredit, KeyRevoked, HoldFenced."""
         return cast(Hold, await self._submit(ExtendHold(request_id, epoch, output_tokens)))
 
     async def settle(self, settle: SettleHold) -> Settlement:
@@ -197,7 +197,8 @@ class HoldWriter:
             answers = await self._transact([waiting.operation for waiting in group])
         except _Unreachable:
             raise
-        except Exception as error:  # noqa: BLE001 - one member must not take the others down
+        except Exception as error:
+            # One member must not take the others down.
             if len(group) == 1:
                 _fail(group[0].future, error)
                 return

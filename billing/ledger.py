@@ -136,10 +136,10 @@ async def adjust_credit(
     session: AsyncSession,
     organization_id: str,
     amount: int,
+    *,
     reason: str,
     actor: str,
     key: str,
-    *,
     clock: Clock = utc_now_us,
 ) -> LedgerTransaction:
     """Give (positive) or take (negative) credit: an entry with a reason, never an edit.

@@ -217,7 +217,7 @@ class UsageRecord(Base):
 
 
 class UsageHour(Base):
-    """Sums of usage_records by organization, key, model and UTC hour, kept in the same transaction."""
+    """Sums of usage_records by organization, key, model and UTC hour, written with them."""
 
     __tablename__ = "usage_hours"
 

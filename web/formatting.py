@@ -21,6 +21,14 @@ def exact_dollars(amount: NanoUsd) -> str:
     return "".join(dollars_and_rest(amount))
 
 
+def leading_zeros_and_rest(amount: NanoUsd) -> tuple[str, str]:
+    """A small amount cut before its first digit that counts: `("$0.0000", "19820")`, so that a
+    column of costs shows their sizes."""
+    exact = exact_dollars(amount)
+    rest = exact.lstrip("$0.\N{MINUS SIGN}")
+    return exact[: len(exact) - len(rest)], rest
+
+
 def trimmed_dollars(amount: NanoUsd) -> str:
     """For prices, axes and totals: at least cents, and every digit that the amount has."""
     cents, rest = dollars_and_rest(amount)

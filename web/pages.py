@@ -34,6 +34,7 @@ class Pages:
         )
         self._environment.filters |= {
             "cut_dollars": formatting.dollars_and_rest,
+            "small_dollars": formatting.leading_zeros_and_rest,
             "exact_dollars": formatting.exact_dollars,
             "trimmed_dollars": formatting.trimmed_dollars,
             "count": formatting.count,

@@ -17,7 +17,7 @@ class WebSettings(BaseSettings):
     """Where browsers and API clients reach us, e.g. `https://api.example.com`. Unset: the address
     that the browser used. Shown in examples; forms are accepted from it and from that address."""
     max_form_bytes: int = 65_536
-    recent_requests: int = 50
+    recent_requests: int = 40
     """Rows of the request list on the usage page."""
     usage_days: int = 30
     """Days of the usage chart."""

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from web.settings import WebSettings
 
 KEY_VARIABLE = "$NCOMPASS_API_KEY"
-QUESTION = "Why is the sky blue? Answer in one sentence."
+QUESTION = "Why is the sky blue?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,15 @@ class Snippets:
 
     def curl(self) -> str:
         """A streamed chat completion."""
-        body = json.dumps(
-            {
-                "model": self.model,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                "messages": [{"role": "user", "content": QUESTION}],
-            },
-            indent=2,
-            ensure_ascii=False,
+        body = "\n".join(
+            (
+                "{",
+                f'    "model": {json.dumps(self.model)},',
+                '    "stream": true,',
+                '    "stream_options": {"include_usage": true},',
+                f'    "messages": [{{"role": "user", "content": {json.dumps(QUESTION)}}}]',
+                "  }",
+            )
         )
         return " \\\n  ".join(
             (

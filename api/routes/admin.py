@@ -30,9 +30,9 @@ async def adjust_credit(
             session,
             body.organization,
             amount,
-            body.reason,
-            f"api_key:{principal.api_key_id}",
-            body.idempotency_key or new_id("adj"),
+            reason=body.reason,
+            actor=f"api_key:{principal.api_key_id}",
+            key=body.idempotency_key or new_id("adj"),
             clock=services.clock,
         )
         balance = await ledger.balance(session, body.organization)

@@ -21,6 +21,8 @@ from engine.errors import TemplateRejected
 from engine.tokenization.generation_tag import GenerationTag
 
 MARK_CHARACTERS = "".join(chr(code) for code in range(0xF0000, 0xF0400))
+MIN_FRAGMENT = 2
+"""Characters of a control token at the edge of a string that count as a part of one."""
 
 
 class ChatTemplate:
@@ -40,7 +42,11 @@ class ChatTemplate:
         # NOTE: drawn at random, so that no caller can write the mark himself.
         self._mark = "".join(secrets.choice(MARK_CHARACTERS) for _ in range(8))
         texts = sorted((text for text in special_tokens if len(text) > 1), key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, texts))) if texts else None
+        self._control = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+        lengths = range(MIN_FRAGMENT, max(map(len, texts), default=0))
+        self._fragment_lengths = lengths
+        self._beginnings = {text[:n] for text in texts for n in lengths if n < len(text)}
+        self._ends = {text[-n:] for text in texts for n in lengths if n < len(text)}
 
     def render(
         self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, **variables: Any
@@ -49,32 +55,39 @@ class ChatTemplate:
 
         Raises TemplateRejected with the template's own words when it refuses the messages.
         """
+        given = {"tools": None, "documents": None} | {
+            name: self._safe(value) for name, value in variables.items()
+        }
         try:
             rendered = self._template.render(
                 messages=[self._safe_message(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
                 **self._variables,
-                **variables,
+                **given,
             )
         except jinja2.TemplateError as error:
             raise TemplateRejected(f"The model's chat template refused: {error}") from error
-        except (TypeError, ValueError, KeyError, IndexError) as error:
+        except Exception as error:
+            # The template is foreign code: whatever it stumbles over, it cannot render this.
             raise TemplateRejected(
                 "The model's chat template cannot render these messages."
             ) from error
         return rendered.split(self._mark)
 
     def _safe_message(self, message: dict[str, Any]) -> dict[str, Any]:
-        safe = {name: self._safe(value) for name, value in message.items()}
-        if safe.get("role") == "developer":
-            safe["role"] = "system"
-        if isinstance(content := safe.get("content"), list):
-            safe["content"] = "".join(part["text"] for part in content if part["type"] == "text")
-        return safe
+        # As transformers does: many templates print "None" or fail for a key that is there.
+        given = {name: value for name, value in message.items() if value is not None}
+        if given.get("role") == "developer":
+            given["role"] = "system"
+        # Joined first: two parts, each harmless, may make a control token together.
+        if isinstance(content := given.get("content"), list):
+            given["content"] = "".join(part["text"] for part in content if part["type"] == "text")
+        # The role is not the writer's to choose; templates compare it and build tokens from it.
+        return {name: v if name == "role" else self._safe(v) for name, v in given.items()}
 
     def _safe(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._break_control_tokens(value)
+            return self._break_edges(self._break_control_tokens(value))
         if isinstance(value, list):
             return [self._safe(item) for item in value]
         if isinstance(value, dict):
@@ -82,11 +95,17 @@ class ChatTemplate:
         return value
 
     def _break_control_tokens(self, text: str) -> str:
-        if self._control is None:
-            return text
         # Breaking one token may leave another that overlapped it, so again until none is left.
         while self._control.search(text):
             text = self._control.sub(lambda found: found[0][0] + self._mark + found[0][1:], text)
+        return text
+
+    def _break_edges(self, text: str) -> str:
+        """Cut off what a neighbour in the rendered text could complete to a control token."""
+        if any(text[-n:] in self._beginnings for n in self._fragment_lengths):
+            text = text + self._mark
+        if any(text[:n] in self._ends for n in self._fragment_lengths):
+            text = self._mark + text
         return text
 
 
@@ -98,6 +117,6 @@ def _now_in_words(layout: str) -> str:
     return datetime.now().astimezone().strftime(layout)
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     # transformers' form: not HTML-escaped, non-ASCII kept.
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)

@@ -93,8 +93,7 @@ class Tokenizer:
         )
         if len(pieces) == 1:
             return await self.encode_text(pieces[0], add_special_tokens=False)
-        encodings = await self._fast.async_encode_batch(pieces, add_special_tokens=False)
-        return [token_id for encoding in encodings for token_id in encoding.ids]
+        return await self._encode_pieces(pieces)
 
     async def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """`text` as ids; `add_special_tokens` adds what the model begins every text with."""
@@ -103,6 +102,23 @@ class Tokenizer:
         else:
             encoding = await self._fast.async_encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
+        return ids
+
+    async def _encode_pieces(self, pieces: list[str]) -> list[int]:
+        """Pieces of one text, each by itself.
+
+        SentencePiece begins every text with a space. A piece from the middle is encoded behind a
+        newline, which is then taken off again.
+        """
+        first, *rest = pieces
+        texts = [first, "\n", *("\n" + piece for piece in rest), *rest]
+        encodings = await self._fast.async_encode_batch(texts, add_special_tokens=False)
+        ids: list[int] = list(encodings[0].ids)
+        newline = encodings[1].ids
+        behind, alone = encodings[2 : 2 + len(rest)], encodings[2 + len(rest) :]
+        for with_newline, encoding in zip(behind, alone, strict=True):
+            is_clean = with_newline.ids[: len(newline)] == newline
+            ids += with_newline.ids[len(newline) :] if is_clean else encoding.ids
         return ids
 
     def decode(self, token_ids: list[int]) -> str:

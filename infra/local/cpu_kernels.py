@@ -35,13 +35,14 @@ def build(cache: Path) -> KernelBuild:
         )
     except subprocess.TimeoutExpired:
         return KernelBuild(False, f"the compiler took longer than {TIMEOUT_S} s")
-    spoken = (child.stdout if child.returncode == 0 else child.stderr).strip().splitlines()
+    spoken = (child.stdout or child.stderr).strip().splitlines()
     note = spoken[-1] if spoken else f"exit status {child.returncode}"
     return KernelBuild(child.returncode == 0, note)
 
 
 if __name__ == "__main__":
-    from kernels.cpu import library
+    from kernels.cpu.build import build as build_library
 
-    built = library.build(Path(sys.argv[1]))
+    built = build_library(Path(sys.argv[1]))
     sys.stdout.write(f"{built}\n")
+    sys.exit(built.path is None)

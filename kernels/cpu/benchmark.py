@@ -92,9 +92,15 @@ class Decoder:
         weight = torch.randn(out_features, in_features) * in_features**-0.5
         return PackedLinear(weight.to(self.dtype))
 
-    def _timed(self, name: str, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def _timed(
+        self,
+        name: str,
+        operation: Callable[..., torch.Tensor],
+        *arguments: object,
+        **options: object,
+    ) -> torch.Tensor:
         started = time.perf_counter()
-        result = run()
+        result = operation(*arguments, **options)
         self.seconds[name] += time.perf_counter() - started
         return result
 
@@ -105,28 +111,22 @@ class Decoder:
         shape, timed = self.shape, self._timed
         split = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         for i, layer in enumerate(self.layers):
-            normed = timed("norm", lambda h=hidden: rms_norm(h, self.norm, EPS))
-            qkv = timed("qkv", lambda x=normed, w=layer["qkv"]: linear(x, w))
-            q, k, v = qkv.view(len(qkv), -1, shape.head_dim).split(split, dim=1)
+            normed = timed("norm", rms_norm, hidden, self.norm, EPS)
+            qkv = timed("qkv", linear, normed, layer["qkv"])
+            heads = qkv.view(len(qkv), -1, shape.head_dim)
+            q, k, v = torch.split(heads, split, dim=1)
             started = time.perf_counter()
             rotary_and_write_kv(q, k, v, self.cos_sin, self.kv_cache, i, metadata)
             self.seconds["rotary"] += time.perf_counter() - started
+            scale = shape.head_dim**-0.5
             attended = timed(
-                "attention",
-                lambda q=q, i=i: paged_attention(
-                    q, self.kv_cache, i, metadata, scale=shape.head_dim**-0.5
-                ),
+                "attention", paged_attention, q, self.kv_cache, i, metadata, scale=scale
             ).flatten(1)
-            hidden = timed(
-                "output",
-                lambda x=attended, w=layer["output"], h=hidden: linear(x, w, residual=h),
-            )
-            normed = timed("norm", lambda h=hidden: rms_norm(h, self.norm, EPS))
-            gate_up = timed("gate_up", lambda x=normed, w=layer["gate_up"]: linear(x, w))
-            gated = timed("silu", lambda x=gate_up: silu_and_mul(x))
-            hidden = timed(
-                "down", lambda x=gated, w=layer["down"], h=hidden: linear(x, w, residual=h)
-            )
+            hidden = timed("output", linear, attended, layer["output"], residual=hidden)
+            normed = timed("norm", rms_norm, hidden, self.norm, EPS)
+            gate_up = timed("gate_up", linear, normed, layer["gate_up"])
+            gated = timed("silu", silu_and_mul, gate_up)
+            hidden = timed("down", linear, gated, layer["down"], residual=hidden)
         last = hidden[rows]
         return timed("head", lambda: linear(rms_norm(last, self.norm, EPS), self.head))
 

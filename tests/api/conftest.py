@@ -136,9 +136,7 @@ class Platform:
                 created_by=None,
                 key_ring=self.services.key_ring,
             )
-        return Customer(
-            customer.organization_id, customer.email, issued.plaintext, issued.key.id
-        )
+        return Customer(customer.organization_id, customer.email, issued.plaintext, issued.key.id)
 
     async def set_balance(self, customer: Customer, nano_usd: int) -> None:
         """Adjust the ledger so that exactly so much is left."""
@@ -148,9 +146,9 @@ class Platform:
                 session,
                 customer.organization_id,
                 nano_usd - balance.posted,
-                "test",
-                "test",
-                f"set-{nano_usd}-{balance.posted}",
+                reason="test",
+                actor="test",
+                key=f"set-{nano_usd}-{balance.posted}",
             )
 
 
@@ -158,9 +156,7 @@ class Platform:
 async def open_platform(
     database_url: str, redis_url: str, directory: Path, **api: Any
 ) -> AsyncIterator[Platform]:
-    common = CommonSettings(
-        database_url=SecretStr(database_url), redis_url=SecretStr(redis_url)
-    )
+    common = CommonSettings(database_url=SecretStr(database_url), redis_url=SecretStr(redis_url))
     async with open_services(
         common=common,
         accounts=ACCOUNTS,

@@ -27,8 +27,8 @@ async def test_sign_up_gives_a_key_and_a_hundred_dollars_once_per_inbox(each: Pl
     account = answer.json()
     assert account["credit"] == "100.000000000"
     headers = {"authorization": f"Bearer {account['api_key']}"}
-    credits = (await each.client.get("/v1/credits", headers=headers)).json()
-    assert credits == {
+    credit = (await each.client.get("/v1/credits", headers=headers)).json()
+    assert credit == {
         "organization": account["organization"],
         "balance": "100.000000000",
         "held": "0.000000000",

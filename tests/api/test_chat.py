@@ -152,9 +152,7 @@ async def test_a_stop_string_across_tokens_is_never_shown(
 ) -> None:
     platform.say("alpha beta gamma delta", end="never")
     stop = "ta gam"
-    response = await platform.chat(
-        stop=[stop, ""], stream=is_streamed, max_tokens=50
-    )
+    response = await platform.chat(stop=[stop, ""], stream=is_streamed, max_tokens=50)
     if is_streamed:
         chunks = events(response)
         text, reason = joined(chunks), chunks[-1]["choices"][0]["finish_reason"]

@@ -65,9 +65,7 @@ async def test_a_whole_answer_that_is_hung_up_stops_too(platform: Platform, base
     platform.say(STORY, delay_s=0.01)
     async with httpx.AsyncClient(base_url=base_url, timeout=0.3) as client:
         with pytest.raises(httpx.ReadTimeout):
-            await client.post(
-                "/v1/chat/completions", json=BODY, headers=platform.customer.headers
-            )
+            await client.post("/v1/chat/completions", json=BODY, headers=platform.customer.headers)
     await worker_is_idle_within(platform, 1.0)
     await platform.settled()
     ((outcome, output_tokens),) = await outcomes(platform)
@@ -80,9 +78,7 @@ async def test_a_hang_up_before_the_first_token_is_free(platform: Platform, base
     platform.say(STORY, first_delay_s=5.0)
     async with httpx.AsyncClient(base_url=base_url, timeout=0.3) as client:
         with pytest.raises(httpx.ReadTimeout):
-            await client.post(
-                "/v1/chat/completions", json=BODY, headers=platform.customer.headers
-            )
+            await client.post("/v1/chat/completions", json=BODY, headers=platform.customer.headers)
     await worker_is_idle_within(platform, 1.0)
     assert await platform.settled() == before
     assert await outcomes(platform) == [("aborted", 0)]
@@ -96,9 +92,7 @@ async def test_a_hang_up_in_the_queue_withdraws_the_request(
     platform.worker.is_taking = False
     async with httpx.AsyncClient(base_url=base_url, timeout=0.3) as client:
         with pytest.raises(httpx.ReadTimeout):
-            await client.post(
-                "/v1/chat/completions", json=BODY, headers=platform.customer.headers
-            )
+            await client.post("/v1/chat/completions", json=BODY, headers=platform.customer.headers)
     assert await platform.settled() == before
     platform.worker.is_taking = True
     await asyncio.sleep(0.2)
@@ -109,14 +103,16 @@ async def test_a_client_that_stops_reading_is_cut_and_pays_what_was_sent(
     sqlite_url: str, clean_redis: str, default_model_directory: Path
 ) -> None:
     async with (
-        open_platform(sqlite_url, clean_redis, default_model_directory, send_timeout_s=0.5) as platform,
+        open_platform(
+            sqlite_url, clean_redis, default_model_directory, send_timeout_s=0.5
+        ) as platform,
         serving(platform.app) as url,
     ):
         platform.worker.script_of = lambda request: Script(
             platform.ids("flood " * 20_000)[:7_000], tokens_per_frame=700
         )
         host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        _reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
         body = json.dumps(BODY | {"stream": True, "n": 16, "logprobs": True, "top_logprobs": 20})
         writer.write(
             (

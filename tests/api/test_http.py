@@ -80,8 +80,8 @@ async def test_both_spellings_of_an_address_are_served(platform: Platform) -> No
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
     response = await platform.post("/v1/chat/completions/", body)
     assert response.status_code == 200
-    credits = await platform.client.get("/v1/credits/", headers=platform.customer.headers)
-    assert credits.status_code == 200
+    credit = await platform.client.get("/v1/credits/", headers=platform.customer.headers)
+    assert credit.status_code == 200
 
 
 async def test_every_answer_has_an_id_of_its_own(platform: Platform) -> None:

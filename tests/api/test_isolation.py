@@ -49,7 +49,10 @@ def _attempts(platform: Platform, bob: Customer, generation: str) -> dict[tuple[
     """What Ada does at each route to reach Bob's things, and what may come of it."""
     client, mine = platform.client, platform.customer.headers
     # Naming him in headers and queries must change nothing.
-    mine = mine | {"x-organization": bob.organization_id, "openai-organization": bob.organization_id}
+    mine = mine | {
+        "x-organization": bob.organization_id,
+        "openai-organization": bob.organization_id,
+    }
     query = {"organization": bob.organization_id, "organization_id": bob.organization_id}
 
     def get(path: str) -> Callable[[], Awaitable[httpx.Response]]:

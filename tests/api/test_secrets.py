@@ -36,9 +36,7 @@ async def test_no_log_line_holds_a_prompt_a_key_or_a_password(
         assert secret not in lines, [line for line in lines.splitlines() if secret in line][:3]
 
 
-async def _everything_that_can_happen(
-    platform: Platform, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def _everything_that_can_happen(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     platform.say("the answer is secret")
     assert (await platform.chat(CANARY)).status_code == 200
     assert (await platform.chat(CANARY, stream=True)).status_code == 200

@@ -13,7 +13,9 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 BASE = {"model": MODEL, "messages": MESSAGES}
 
 
-async def raw(platform: Platform, body: bytes, path: str = "/v1/chat/completions") -> httpx.Response:
+async def raw(
+    platform: Platform, body: bytes, path: str = "/v1/chat/completions"
+) -> httpx.Response:
     headers = platform.customer.headers | {"content-type": "application/json"}
     return await platform.client.post(path, content=body, headers=headers)
 
@@ -25,7 +27,8 @@ def assert_envelope(response: httpx.Response, status: int, param: str | None = N
     assert set(content) == {"error"}
     error = content["error"]
     assert {"message", "type", "param", "code"} <= set(error)
-    assert isinstance(error["message"], str) and error["message"]
+    assert isinstance(error["message"], str)
+    assert error["message"]
     assert error["code"] is None or isinstance(error["code"], str)
     if param is not None:
         assert error["param"] == param
@@ -116,7 +119,21 @@ async def test_a_wrong_value_is_400_with_its_path(
 
 @pytest.mark.parametrize(
     "prompt",
-    ["", [], [""], [1.5], ["a", 1], [1, "a"], [-1], [49152], [[]], [[1], "a"], {"a": 1}, 5, [[1.0]]],
+    [
+        "",
+        [],
+        [""],
+        [1.5],
+        ["a", 1],
+        [1, "a"],
+        [-1],
+        [49152],
+        [[]],
+        [[1], "a"],
+        {"a": 1},
+        5,
+        [[1.0]],
+    ],
     ids=json.dumps,
 )
 async def test_a_wrong_prompt_is_400(platform: Platform, prompt: Any) -> None:
