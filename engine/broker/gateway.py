@@ -18,9 +18,10 @@ from redis.exceptions import RedisError
 from engine.broker import scripts
 from engine.broker.commands import Commands
 from engine.broker.keys import MODELS, Keys
-from engine.broker.positions import DrainRate, QueuePosition, QueueShape
+from engine.broker.positions import QueuePosition, QueueShape
 from engine.broker.settings import BrokerSettings
 from engine.broker.stream import RequestStream
+from engine.cost_model import DrainRate
 from engine.errors import ModelUnavailable
 from engine.messages import ControlMessage, GenerateRequest, Heartbeat, StepFrames, TokenFrame
 
@@ -187,7 +188,7 @@ class GatewayBroker:
         if place < 0:
             return QueuePosition(0, shape.num_waiting, None, 0, shape.num_tenants)
         position = shape.position(place)
-        eta_ms = link.rate.eta_ms(position)
+        eta_ms = link.rate.wait_ms(position)
         return QueuePosition(position, shape.num_waiting, eta_ms, place, shape.num_tenants)
 
     async def heartbeats(self, model: str | None) -> list[Heartbeat]:

@@ -1,4 +1,4 @@
-"""Where a request stands in a queue that is shared fairly, and how long it will probably wait."""
+"""Where a request stands in a queue that is shared fairly."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -48,32 +48,3 @@ class QueueShape:
         total = self._sums[short] + turns * (len(self._lengths) - short)
         scale = self.num_tenants / len(self._lengths) if self._lengths else 0.0
         return max(place, round(total * scale) - 1)
-
-
-class DrainRate:
-    """Requests per second that leave the queue, smoothed over about `window_s` seconds."""
-
-    __slots__ = ("_last_count", "_last_s", "_rate", "_window_s")
-
-    def __init__(self, window_s: float = 10.0) -> None:
-        self._window_s = window_s
-        self._last_count: int | None = None
-        self._last_s = 0.0
-        self._rate: float | None = None
-
-    def observe(self, count: int, now_s: float) -> None:
-        """`count` requests had left in all by `now_s`; a smaller one than before starts anew."""
-        elapsed_s = now_s - self._last_s
-        if self._last_count is None or count < self._last_count:
-            self._last_count, self._last_s = count, now_s
-        elif elapsed_s > 0:
-            rate = (count - self._last_count) / elapsed_s
-            share = min(1.0, elapsed_s / self._window_s)
-            self._rate = rate if self._rate is None else self._rate + share * (rate - self._rate)
-            self._last_count, self._last_s = count, now_s
-
-    def eta_ms(self, position: int) -> int | None:
-        """Milliseconds until the request at `position` is taken, or None while nothing leaves."""
-        if self._rate is None or self._rate < 1e-3:
-            return None
-        return round(1000 * (position + 1) / self._rate)

@@ -240,7 +240,7 @@ def test_the_scripts_and_their_twin_never_disagree(client: redis.Redis) -> None:
     run_state_machine_as_test(
         OnThisRedis,
         settings=settings(
-            max_examples=60,
+            max_examples=35,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

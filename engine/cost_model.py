@@ -1,0 +1,122 @@
+"""What the cost model is asked: a request's place in the queue, its wait, and whether to believe it.
+
+The model itself, `messages.CostModel`, is calibrated by a worker at start-up and travels in its
+heartbeat. Source: research on prefill-priority scheduling; the key's ageing is that of
+shortest-job-first with linear ageing, and the wait is Little's law.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from engine.messages import CostModel
+
+UNCALIBRATED = CostModel(base_s=0.01, per_token_s=1e-4, per_context_s=1e-8)
+"""For a model of which no worker has spoken yet: right in order, not in seconds."""
+
+ALPHA = 0.05
+"""Seconds of prefill that a second of waiting is worth. 0: shortest first. Infinite: oldest first.
+
+A request of work w is overtaken only by those that arrive within w / ALPHA seconds of it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePrice:
+    """What a request carries into the queue."""
+
+    key: float
+    """Static priority inside its tenant's queue; the least goes first."""
+    work_s: float
+    """Predicted seconds of its prefill: what a take charges the tenant in advance."""
+
+
+def queue_price(
+    cost_model: CostModel,
+    num_tokens: int,
+    *,
+    arrival_ms: int,
+    weight: float = 1.0,
+    alpha: float = ALPHA,
+) -> QueuePrice:
+    """Price `num_tokens` of prompt, none of them cached.
+
+    Comparing aged priorities `work - alpha · (now - arrival)` cancels `alpha · now`, so the key is
+    fixed at submission and never refreshed.
+    """
+    work_s = cost_model.prefill_s(num_tokens)
+    return QueuePrice(key=work_s / weight + alpha * arrival_ms / 1000, work_s=work_s)
+
+
+class DrainRate:
+    """Requests per second that leave the queue, smoothed over about `window_s` seconds."""
+
+    __slots__ = ("_last_count", "_last_s", "_rate", "_window_s")
+
+    def __init__(self, window_s: float = 10.0) -> None:
+        self._window_s = window_s
+        self._last_count: int | None = None
+        self._last_s = 0.0
+        self._rate: float | None = None
+
+    def observe(self, count: int, now_s: float) -> None:
+        """`count` requests had left in all by `now_s`; a smaller one than before starts anew."""
+        elapsed_s = now_s - self._last_s
+        if self._last_count is None or count < self._last_count:
+            self._last_count, self._last_s = count, now_s
+        elif elapsed_s > 0:
+            rate = (count - self._last_count) / elapsed_s
+            share = min(1.0, elapsed_s / self._window_s)
+            self._rate = rate if self._rate is None else self._rate + share * (rate - self._rate)
+            self._last_count, self._last_s = count, now_s
+
+    def wait_ms(self, position: int) -> int | None:
+        """Milliseconds until the request at `position` is taken, or None while nothing leaves."""
+        if self._rate is None or self._rate < 1e-3:
+            return None
+        return round(1000 * (position + 1) / self._rate)
+
+
+class Correction:
+    """Predicted seconds, corrected by what the last steps really took.
+
+    The factor follows measured / predicted; `is_trusted` says whether what it leaves is small enough
+    to plan by. A planner that may not trust it counts tokens instead.
+    """
+
+    __slots__ = ("_residuals", "factor")
+
+    RATE = 0.05
+    """Weight of one step in the factor: about the last 20 steps count."""
+    WINDOW = 200
+    """Steps whose residuals are remembered."""
+    ENOUGH = 20
+    """Steps before a judgement; until then the calibration is believed."""
+    RESIDUAL_MAX = 0.25
+    """Largest relative error of 19 steps in 20 that can be planned with."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._residuals: deque[float] = deque(maxlen=self.WINDOW)
+
+    def seconds(self, predicted_s: float) -> float:
+        """The prediction, corrected."""
+        return predicted_s * self.factor
+
+    def observe(self, predicted_s: float, measured_s: float) -> None:
+        """A step that was predicted (uncorrected) to take `predicted_s` took `measured_s`."""
+        if predicted_s <= 0 or measured_s <= 0:
+            return
+        self._residuals.append(abs(measured_s / self.seconds(predicted_s) - 1.0))
+        self.factor += self.RATE * (measured_s / predicted_s - self.factor)
+
+    @property
+    def residual_p95(self) -> float:
+        """Relative error that 95 % of the remembered steps stayed below."""
+        if not self._residuals:
+            return 0.0
+        return sorted(self._residuals)[int(0.95 * (len(self._residuals) - 1))]
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether predictions are good enough to plan by."""
+        return len(self._residuals) < self.ENOUGH or self.residual_p95 <= self.RESIDUAL_MAX

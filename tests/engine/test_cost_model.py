@@ -1,0 +1,88 @@
+"""Keys order a queue as aged priorities would, waits follow the pace, and bad models are found out."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.cost_model import ALPHA, UNCALIBRATED, Correction, DrainRate, queue_price
+from engine.messages import CostModel
+
+MODEL = CostModel(base_s=0.01, per_token_s=1e-3, per_context_s=1e-6)
+
+
+@given(
+    first=st.tuples(st.integers(1, 8192), st.integers(0, 10**6)),
+    second=st.tuples(st.integers(1, 8192), st.integers(0, 10**6)),
+    now_ms=st.integers(10**6, 2 * 10**6),
+)
+def test_static_keys_order_requests_as_aged_priorities_do_at_any_time(
+    first: tuple[int, int], second: tuple[int, int], now_ms: int
+) -> None:
+    def aged(num_tokens: int, arrival_ms: int) -> float:
+        return MODEL.prefill_s(num_tokens) - ALPHA * (now_ms - arrival_ms) / 1000
+
+    keys = [queue_price(MODEL, n, arrival_ms=t).key for n, t in (first, second)]
+    expected = aged(*first) - aged(*second)
+    assert keys[0] - keys[1] == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_short_prompt_overtakes_a_long_one_only_for_a_while() -> None:
+    long = queue_price(MODEL, 4096, arrival_ms=0)
+    soon = queue_price(MODEL, 64, arrival_ms=1_000)
+    late = queue_price(MODEL, 64, arrival_ms=round(1000 * long.work_s / ALPHA))
+    assert soon.key < long.key < late.key
+
+
+def test_weight_makes_work_cheaper_but_not_smaller() -> None:
+    plain, heavy = (queue_price(MODEL, 512, arrival_ms=0, weight=w) for w in (1.0, 4.0))
+    assert heavy.key == pytest.approx(plain.key / 4)
+    assert heavy.work_s == plain.work_s == MODEL.prefill_s(512)
+
+
+def test_without_calibration_more_tokens_still_cost_more() -> None:
+    prices = [queue_price(UNCALIBRATED, n, arrival_ms=0).key for n in (1, 64, 4096)]
+    assert prices == sorted(set(prices))
+
+
+def test_the_wait_follows_the_pace_of_the_queue() -> None:
+    rate = DrainRate(window_s=10)
+    assert rate.wait_ms(0) is None
+    for second in range(60):
+        rate.observe(4 * second, float(second))
+    assert rate.wait_ms(7) == pytest.approx(2_000)
+    for second in range(60, 160):
+        rate.observe(4 * 59, float(second))
+    assert rate.wait_ms(0) is None or rate.wait_ms(0) > 10_000
+
+
+def test_a_counter_that_starts_anew_is_no_negative_pace() -> None:
+    rate = DrainRate()
+    for second, count in enumerate((100, 110, 0, 10)):
+        rate.observe(count, float(second))
+    assert rate.wait_ms(9) == pytest.approx(1_000, rel=0.1)
+
+
+def test_a_constant_error_is_learned_and_then_trusted() -> None:
+    correction = Correction()
+    for _ in range(400):
+        correction.observe(0.1, 0.17)
+    assert correction.seconds(0.1) == pytest.approx(0.17, rel=0.01)
+    assert correction.is_trusted
+
+
+def test_a_model_that_is_wrong_at_random_is_not_trusted() -> None:
+    draw = random.Random(1)
+    correction = Correction()
+    for _ in range(400):
+        correction.observe(0.1, 0.1 * draw.choice((0.3, 2.5)))
+    assert not correction.is_trusted
+
+
+def test_a_clock_that_stood_still_teaches_nothing() -> None:
+    correction = Correction()
+    correction.observe(0.1, 0.0)
+    correction.observe(0.0, 0.1)
+    assert correction.factor == 1.0
+    assert correction.residual_p95 == 0.0
