@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.cpu.build import BuildResult, build
+from kernels.cpu.memory import lazy_zeros
 
 if TYPE_CHECKING:
     from kernels.attention_metadata import AttentionMetadata
@@ -28,7 +29,6 @@ __all__ = ["BuildResult", "CpuLibrary", "PackedWeight", "active", "build", "disa
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 512
-ALIGNMENT = 64
 MEASUREMENT_S = 0.002
 
 
@@ -200,7 +200,7 @@ class CpuLibrary:
         out_features, in_features = weight.shape
         dtype = DTYPES[weight.dtype]
         num_bytes = self._library.ncompass_packed_bytes(out_features, in_features, dtype)
-        packed = PackedWeight(out_features, in_features, weight.dtype, _aligned(num_bytes))
+        packed = PackedWeight(out_features, in_features, weight.dtype, lazy_zeros(num_bytes))
         self._call(
             "pack",
             *(out_features, in_features, weight.data_ptr(), weight.stride(0), dtype),
@@ -335,11 +335,6 @@ def disable() -> None:
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """x as [rows, hidden], without a copy where its strides allow."""
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-
-
-def _aligned(num_bytes: int) -> torch.Tensor:
-    memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
-    return memory[-memory.data_ptr() % ALIGNMENT :]
 
 
 def _shape(kv_cache: PagedKVCache) -> _KVShape:

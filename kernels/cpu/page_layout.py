@@ -48,14 +48,14 @@ class PanelLayout:
         depth = _depth(pages)
         count, size, head_dim = pages.shape
         panels = pages.reshape(count, head_dim // depth, size, depth)
-        return panels.permute(0, 2, 1, 3).reshape(count, size, head_dim)
+        return panels.permute(0, 2, 1, 3).reshape(count, size, head_dim).contiguous()
 
     def read_values(self, pages: torch.Tensor) -> torch.Tensor:
         """See `kernels.kv_cache.PageLayout`."""
         depth = _depth(pages)
         count, size, head_dim = pages.shape
         panels = pages.reshape(count, size // depth, head_dim, depth)
-        return panels.permute(0, 1, 3, 2).reshape(count, size, head_dim)
+        return panels.permute(0, 1, 3, 2).reshape(count, size, head_dim).contiguous()
 
 
 PANELS = PanelLayout()

@@ -69,3 +69,29 @@ def attend(
     return library.paged_attention(
         q, cache, 0, metadata, scale=q.shape[-1] ** -0.5, window=window, softcap=softcap
     )
+
+
+def oracle(
+    q: torch.Tensor,
+    plain: PagedKVCache,
+    metadata: AttentionMetadata,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Attention in float64, a whole sequence at a time: `kernels.reference`, but fast."""
+    out = torch.empty(q.shape, dtype=torch.float64)
+    starts = metadata.query_start.tolist()
+    for i, length in enumerate(metadata.context_lens.tolist()):
+        own = slice(starts[i], starts[i + 1])
+        keys, values = (x.double() for x in plain.gather(0, metadata.block_tables[i], length))
+        group = q.shape[1] // len(keys)
+        queries = q[own].double().transpose(0, 1)  # [Hq, n, D]
+        scores = queries @ keys.repeat_interleave(group, 0).transpose(1, 2) * q.shape[2] ** -0.5
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        distance = torch.arange(length - queries.shape[1], length)[:, None] - torch.arange(length)
+        is_hidden = (distance < 0) | (distance >= (window or length))
+        weights = torch.softmax(scores.masked_fill(is_hidden, float("-inf")), dim=-1)
+        out[own] = (weights @ values.repeat_interleave(group, 0)).transpose(0, 1)
+    return out
