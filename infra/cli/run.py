@@ -1,6 +1,8 @@
 """up, demo, migrate, status."""
 
 import asyncio
+import signal
+import sys
 
 import typer
 from rich.console import Console
@@ -8,7 +10,7 @@ from rich.table import Table
 
 from engine.messages import Heartbeat
 from infra.cli.connections import run_with_broker
-from infra.local import ready_file
+from infra.local import preflight, ready_file
 from infra.local.console import Display
 from infra.local.instance_lock import instance_lock
 from infra.local.set_up import prepare
@@ -55,7 +57,10 @@ def _columns(beat: Heartbeat) -> tuple[str, ...]:
 
 def _start(*, is_demo: bool) -> None:
     settings, display = InfraSettings(), Display()
+    # A terminated set-up takes its compiler and its conversion with it.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with instance_lock(settings.var):
+        preflight.listen(settings).close()  # a busy port is known before minutes of set-up
         prepared = prepare(settings, display)
         supervisor = Supervisor(settings, prepared.secrets, display, is_demo)
         asyncio.run(supervisor.run())

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from common.db import create_engine, create_sessions, read_only
 from engine import catalog
 from engine.catalog import HostedModel
@@ -25,7 +27,14 @@ class Fleet:
     start: StartPart
     say: Callable[[str], None]
     workers: dict[Replica, list[Part]] = field(default_factory=dict)
+    has_read: asyncio.Event = field(default_factory=asyncio.Event)
+    """The catalogue has been read once, and its workers have been started."""
     _num_started: int = 0
+
+    def model_to_ask(self, preferred: str) -> str | None:
+        """`preferred` when it is live, else any live model, else None."""
+        names = [name for name, _ in self.workers]
+        return preferred if preferred in names else next(iter(names), None)
 
     async def follow(self) -> None:
         """Look at the catalogue again and again, and make the machine be like it."""
@@ -33,9 +42,14 @@ class Fleet:
         sessions = create_sessions(engine)
         try:
             while True:
-                async with read_only(sessions) as session:
-                    models = await catalog.live_models(session)
-                await self.reconcile(models)
+                try:
+                    async with read_only(sessions) as session:
+                        models = await catalog.live_models(session)
+                except (SQLAlchemyError, OSError) as fault:
+                    self.say(f"cannot read the catalogue, the workers stay as they are: {fault}")
+                else:
+                    await self.reconcile(models)
+                    self.has_read.set()
                 await asyncio.sleep(self.wiring.settings.catalogue_interval_s)
         finally:
             await engine.dispose()

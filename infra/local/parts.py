@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.logging import redact
@@ -37,7 +37,10 @@ class PartSpec:
     stdin: bytes | None = None
     """Read by the child to its end: configuration that no process list may show."""
     pass_fds: tuple[int, ...] = ()
-    is_optional: bool = field(default=False)
+    is_essential: bool = True
+    """The platform does not start without it."""
+    final_statuses: frozenset[int] = frozenset()
+    """Exit statuses after which starting again would not help."""
     """May end for good with status 0 (a drained worker) without being started again."""
 
 
@@ -86,7 +89,10 @@ class Part:
         while True:
             started = time.monotonic()
             status = await self._ended()
-            if self._is_stopping or (status == 0 and self.spec.is_optional):
+            if self._is_stopping:
+                return
+            if status in self.spec.final_statuses:
+                self._say(f"{self.spec.name} gave up: {self.last_words()} · {self.log}")
                 return
             if time.monotonic() - started > STEADY_S:
                 delay_s = BACKOFF_S

@@ -1,14 +1,18 @@
 """How each part of the platform is started on one machine."""
 
+import os
 import sys
 from pathlib import Path
 
+from infra.local.default_model import DEFAULT_MODEL
 from infra.local.parts import PartSpec
 from infra.local.redis_server import RedisBinary, configuration
 from infra.local.wiring import Wiring
 
 GRACE_S = 10.0
 """Beyond the drain, before a part is killed."""
+MODEL_REFUSED = 3
+"""`engine.worker` ends so when its model cannot be hosted here (named there; it imports torch)."""
 
 
 def redis_part(binary: RedisBinary, wiring: Wiring, port: int) -> PartSpec:
@@ -48,7 +52,6 @@ def celery_part(wiring: Wiring) -> PartSpec:
         command=[
             *(sys.executable, "-m", "celery", "-A", "billing.celery_app", "worker", "-B"),
             *("--concurrency", "1", "--loglevel", "INFO", "--without-gossip", "--without-mingle"),
-            *("--pidfile", str(wiring.var / "celery.pid")),
         ],
         environment=wiring.environment(),
         stop_timeout_s=wiring.settings.drain_timeout_s,
@@ -56,7 +59,12 @@ def celery_part(wiring: Wiring) -> PartSpec:
 
 
 def worker_part(wiring: Wiring, name: str, model: str, path: Path, revision: str) -> PartSpec:
-    """One engine replica of one model."""
+    """One engine replica of one model. A model that cannot be hosted must not stop the others."""
+    environment = wiring.environment()
+    if wiring.settings.workers > 1:
+        # Replicas share the cores: two teams on the same ones would wait for each other.
+        threads = max(1, (os.cpu_count() or 1) // wiring.settings.workers)
+        environment.setdefault("NCOMPASS_ENGINE_NUM_THREADS", str(threads))
     return PartSpec(
         name=name,
         command=[
@@ -64,8 +72,10 @@ def worker_part(wiring: Wiring, name: str, model: str, path: Path, revision: str
             *("--path", str(path), "--revision", revision, "--worker", name),
         ],
         # Activations on huge pages: fewer faults and TLB misses (prefill 4 % faster when measured).
-        environment=wiring.environment() | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+        environment=environment | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
         stop_timeout_s=wiring.settings.drain_timeout_s + GRACE_S,
+        is_essential=model == DEFAULT_MODEL,
+        final_statuses=frozenset({MODEL_REFUSED}),
     )
 
 

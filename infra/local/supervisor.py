@@ -16,6 +16,7 @@ import httpx
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from infra.errors import PartFailed
 from infra.local import first_request, preflight, ready_file
 from infra.local.console import Display
 from infra.local.default_model import DEFAULT_MODEL
@@ -53,7 +54,7 @@ class Supervisor:
         var = self.settings.var.resolve()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._on_signal)
         ready_file.remove(var)
         listener = preflight.listen(self.settings)
         self._guard = Guard(var / ready_file.READY_FILE)
@@ -70,9 +71,18 @@ class Supervisor:
             stopping.cancel()
         finally:
             ready_file.remove(var)
+            listener.close()  # from now on new callers are refused instead of left waiting
             await self._stop_all()
-            listener.close()
             self._guard.close()
+
+    def _on_signal(self) -> None:
+        """The first signal drains; the second ends everything at once."""
+        if not self._stop.is_set():
+            self._stop.set()
+            return
+        self.display.warn("told twice: ending everything at once")
+        for part in self._parts.values():
+            part.kill()
 
     # starting
 
@@ -86,12 +96,18 @@ class Supervisor:
             self._watch(following)
             for index in range(self.settings.api_processes):
                 await self._start_part(api_part(wiring, index, listener_fd))
-            async with asyncio.timeout(self.settings.start_timeout_s):
-                await self._until_ready(wiring)
+            try:
+                async with asyncio.timeout(self.settings.start_timeout_s):
+                    await self._until_ready(wiring)
+            except TimeoutError:
+                raise PartFailed(
+                    f"not everything was ready within {self.settings.start_timeout_s:.0f} s:"
+                    f" see {wiring.var / 'logs'}, or give it longer: NCOMPASS_START_TIMEOUT_S"
+                ) from None
         self._is_ready = True
-        answer = await self._ask(wiring)
+        await self._ask(wiring)
         self._publish(wiring)
-        self._introduce(wiring, answer, time.monotonic() - begun)
+        self._introduce(wiring, time.monotonic() - begun)
         return wiring
 
     async def _start_redis(self) -> Wiring:
@@ -129,7 +145,7 @@ class Supervisor:
         """While the platform starts, a part that ends is fatal; later it is started again."""
         ended = asyncio.create_task(part.fail_when_ended())
         try:
-            while not self._is_ready:
+            while not self._is_ready and part.spec.is_essential:
                 done, _ = await asyncio.wait({ended}, timeout=POLL_S)
                 if done:
                     await ended
@@ -147,18 +163,28 @@ class Supervisor:
             while True:
                 for task in [task for task in self._watchers if task.done()]:
                     await task
-                if await _is_serving(client, wiring):
+                if await _is_serving(client, wiring, await self._model()):
                     return
                 await asyncio.sleep(POLL_S)
 
-    async def _ask(self, wiring: Wiring) -> first_request.Answered:
+    async def _model(self) -> str | None:
+        """The model to prove the platform with: the default one unless it was drained."""
+        assert self._fleet is not None
+        await self._fleet.has_read.wait()
+        return self._fleet.model_to_ask(DEFAULT_MODEL) if self.settings.workers else None
+
+    async def _ask(self, wiring: Wiring) -> None:
+        model = await self._model()
+        if model is None:
+            self.display.warn("no model is served here, so no request was tried")
+            return
         self.display.say(f"\n  {first_request.QUESTION}", "bold")
         self.display.stream("  ")
         answer = await asyncio.to_thread(
             first_request.ask,
             wiring.base_url,
             self.secrets.demo_api_key,
-            DEFAULT_MODEL,
+            model,
             self.display.stream,
         )
         self.display.say(
@@ -166,7 +192,6 @@ class Supervisor:
             f" · cost ${answer.cost} · balance left ${answer.balance}\n",
             "dim",
         )
-        return answer
 
     def _publish(self, wiring: Wiring) -> None:
         pids = {"supervisor": os.getpid()}
@@ -185,7 +210,7 @@ class Supervisor:
             ),
         )
 
-    def _introduce(self, wiring: Wiring, answer: first_request.Answered, seconds: float) -> None:
+    def _introduce(self, wiring: Wiring, seconds: float) -> None:
         body = f'{{"model": "{DEFAULT_MODEL}", "stream": true,'
         body += ' "messages": [{"role": "user", "content": "Hello!"}]}'
         self.display.say(f"nCompass is ready ({seconds:.1f} s).", "bold green")
@@ -232,15 +257,17 @@ class Supervisor:
             self.display.say("stopped; nothing is left running", "dim")
 
 
-async def _is_serving(client: httpx.AsyncClient, wiring: Wiring) -> bool:
-    """Whether the API answers and a worker says that it is ready."""
+async def _is_serving(client: httpx.AsyncClient, wiring: Wiring, model: str | None) -> bool:
+    """Whether the API answers and a worker of `model` says that it is ready."""
     try:
         health = await client.get(f"{wiring.origin}/health")
         metrics = await client.get(wiring.metrics_url)
     except httpx.HTTPError:
         return False
-    is_worker_ready = wiring.settings.workers == 0 or any(
-        line.startswith("ncompass_worker_ready{") and line.endswith(" 1.0")
+    is_worker_ready = model is None or any(
+        line.startswith("ncompass_worker_ready{")
+        and f'model="{model}"' in line
+        and line.endswith(" 1.0")
         for line in metrics.text.splitlines()
     )
     return health.status_code == 200 and is_worker_ready
