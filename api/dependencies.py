@@ -26,6 +26,7 @@ from billing.holds import HoldWriter
 from billing.settings import BillingSettings
 from common.clock import Clock, utc_now_us
 from common.db import Sessions, create_engine, create_sessions
+from common.errors import PlatformError
 from common.ids import new_id
 from common.settings import CommonSettings
 from engine.broker.gateway import GatewayBroker
@@ -104,6 +105,7 @@ async def open_services(
             _repeating(LAST_USED_INTERVAL_S, services.key_cache.record_last_used)
         )
         stack.push_async_callback(_drain, services)
+        services.running.start(_preload(services))
         log.info("gateway_open", gateway=services.gateway_id)
         yield services
 
@@ -147,6 +149,15 @@ def _assemble(
         metrics=Metrics(running),
         clock=clock,
     )
+
+
+async def _preload(services: Services) -> None:
+    """Load the tokenizers of the live models before their first requests wait for them."""
+    for listing in (await services.catalogue.listings()).values():
+        try:
+            await services.tokenizers.get(listing.model)
+        except (PlatformError, OSError, ValueError) as error:
+            log.warning("tokenizer_not_loaded", model=listing.model.name, error=str(error))
 
 
 async def _drain(services: Services) -> None:

@@ -97,9 +97,14 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the request; raises only what can still become a status."""
         generation = Generation(self._services, self._order)
-        producing = self._services.running.start(generation.run(self._answer(send)))
         watching = asyncio.create_task(hang_up(receive))
         try:
+            # One turn of the loop: a client that left while its prompt was tokenized is seen now,
+            # before anything is held or queued for it.
+            await asyncio.sleep(0)
+            if watching.done():
+                return
+            producing = self._services.running.start(generation.run(self._answer(send)))
             await asyncio.wait({producing, watching}, return_when=asyncio.FIRST_COMPLETED)
             if not producing.done():
                 generation.abort(ABORTED)

@@ -1,15 +1,19 @@
 """The whole API over real Redis, a real database and a worker whose model is scripted."""
 
 import asyncio
+import shutil
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
+import tokenizers
 import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
@@ -24,11 +28,10 @@ from billing import ledger, pricing, signup
 from billing.ledger import Balance
 from billing.money import NANO_PER_DOLLAR
 from billing.settings import BillingSettings
-from common.db import read_only
+from common.db import create_engine, create_sessions, read_only
 from common.settings import CommonSettings
 from engine import catalog
 from engine.broker.settings import BrokerSettings
-from engine.tokenization import Tokenizer
 from tests.api.fake_worker import FakeWorker, Script
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -42,7 +45,9 @@ ACCOUNTS = AccountsSettings(
     argon2_iterations=1,
     signups_per_network=10_000,
 )
-BROKER = BrokerSettings(announce_interval_s=0.2, heartbeat_cache_s=0.05, worker_ms=1_000)
+BROKER = BrokerSettings(
+    lease_ms=2_000, announce_interval_s=0.2, heartbeat_cache_s=0.05, worker_ms=1_000
+)
 API = ApiSettings(queue_report_interval_s=0.1, model_wait_s=1.0, drain_timeout_s=2.0)
 
 
@@ -60,6 +65,11 @@ class Customer:
         return {"authorization": f"Bearer {self.key}"}
 
 
+@cache
+def fast_tokenizer(directory: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
 @dataclass
 class Platform:
     """Everything that a test of the API touches."""
@@ -68,22 +78,12 @@ class Platform:
     app: FastAPI
     client: httpx.AsyncClient
     worker: FakeWorker
-    tokenizer: Tokenizer
+    directory: Path
     customer: Customer
-    scripts: list[Script] = field(default_factory=list)
 
     def ids(self, text: str) -> tuple[int, ...]:
         """The tokens that spell `text`."""
-        return tuple(self._encode(text))
-
-    def _encode(self, text: str) -> list[int]:
-        from tokenizers import Tokenizer as Fast
-
-        fast = Fast.from_file(str(self.directory / "tokenizer.json"))
-        ids: list[int] = fast.encode(text, add_special_tokens=False).ids
-        return ids
-
-    directory: Path = Path()
+        return tuple(fast_tokenizer(self.directory).encode(text, add_special_tokens=False).ids)
 
     def say(self, text: str = "", **script: Any) -> None:
         """From now on the model answers every request with `text`, then ends."""
@@ -152,10 +152,30 @@ class Platform:
             )
 
 
+async def host_model(database_url: str, directory: Path) -> None:
+    engine = create_engine(database_url)
+    async with create_sessions(engine).begin() as session:
+        await catalog.add_model(
+            session,
+            name=MODEL,
+            path=str(directory),
+            revision="test",
+            architecture="LlamaForCausalLM",
+            context_length=CONTEXT_LENGTH,
+            dtype="float32",
+            description="a small model",
+        )
+        await pricing.set_price(
+            session, MODEL, input=INPUT_PRICE, cached=CACHED_PRICE, output=OUTPUT_PRICE
+        )
+    await engine.dispose()
+
+
 @asynccontextmanager
 async def open_platform(
     database_url: str, redis_url: str, directory: Path, **api: Any
 ) -> AsyncIterator[Platform]:
+    await host_model(database_url, directory)
     common = CommonSettings(database_url=SecretStr(database_url), redis_url=SecretStr(redis_url))
     async with open_services(
         common=common,
@@ -164,20 +184,6 @@ async def open_platform(
         broker=BROKER,
         api=API.model_copy(update=api),
     ) as services:
-        async with services.sessions.begin() as session:
-            await catalog.add_model(
-                session,
-                name=MODEL,
-                path=str(directory),
-                revision="test",
-                architecture="LlamaForCausalLM",
-                context_length=CONTEXT_LENGTH,
-                dtype="float32",
-                description="a small model",
-            )
-            await pricing.set_price(
-                session, MODEL, input=INPUT_PRICE, cached=CACHED_PRICE, output=OUTPUT_PRICE
-            )
         worker = FakeWorker(redis_url, MODEL, BROKER).start()
         app = create_app(services)
         transport = httpx.ASGITransport(app, raise_app_exceptions=True)
@@ -188,11 +194,12 @@ async def open_platform(
                     app=app,
                     client=client,
                     worker=worker,
-                    tokenizer=Tokenizer.load(directory),
-                    customer=Customer("", "", "", ""),
                     directory=directory,
+                    customer=Customer("", "", "", ""),
                 )
                 platform.customer = await platform.sign_up("ada@example.com")
+                # Tests about time must not meet the first use of a tokenizer.
+                await services.tokenizers.get((await services.catalogue.find(MODEL)).model)
                 yield platform
         finally:
             worker.stop()
@@ -204,6 +211,22 @@ async def platform(
 ) -> AsyncIterator[Platform]:
     """The API on SQLite."""
     async with open_platform(sqlite_url, clean_redis, default_model_directory) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def module_sqlite_url(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("module") / "ncompass.sqlite3"
+    shutil.copyfile(migrated_sqlite, path)
+    return f"sqlite+aiosqlite:///{path}"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_platform(
+    module_sqlite_url: str, redis_url: str, default_model_directory: Path
+) -> AsyncIterator[Platform]:
+    """One API for all tests of a module that leave nothing behind, such as those about 400s."""
+    async with open_platform(module_sqlite_url, redis_url, default_model_directory) as opened:
         yield opened
 
 

@@ -65,6 +65,7 @@ class FakeWorker:
     name: str = "fake-worker"
     requests: list[GenerateRequest] = field(default_factory=list)
     cancelled: dict[str, float] = field(default_factory=dict)
+    num_emitted: int = 0
     is_taking: bool = True
     is_dead: bool = False
     """Says nothing any more, not even a heartbeat: as after kill -9."""
@@ -176,6 +177,7 @@ class FakeWorker:
         elif len(token_ids) == room:
             reason = "length"
         sequence.num_emitted += len(token_ids)
+        self.num_emitted += len(token_ids)
         sequence.is_ended = reason is not None
         sequence.due_s += script.delay_s
         return TokenFrame(

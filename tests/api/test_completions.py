@@ -5,7 +5,7 @@ import json
 from tests.api.conftest import MODEL, Platform
 
 
-async def complete(platform: Platform, prompt: object, **parameters: object):  # type: ignore[no-untyped-def]
+async def complete(platform: Platform, prompt: object, **parameters: object):
     body = {"model": MODEL, "prompt": prompt} | parameters
     return await platform.post("/v1/completions", body)
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.api.conftest import MODEL, Platform
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 MESSAGES = [{"role": "user", "content": "Hi"}]
 BASE = {"model": MODEL, "messages": MESSAGES}
 
@@ -48,8 +50,8 @@ def assert_envelope(response: httpx.Response, status: int, param: str | None = N
     ],
     ids=lambda body: repr(body[:40]),
 )  # fmt: skip
-async def test_what_is_not_a_json_object_is_400(platform: Platform, body: bytes) -> None:
-    assert_envelope(await raw(platform, body), 400)
+async def test_what_is_not_a_json_object_is_400(shared_platform: Platform, body: bytes) -> None:
+    assert_envelope(await raw(shared_platform, body), 400)
 
 
 @pytest.mark.parametrize(
@@ -109,12 +111,13 @@ async def test_what_is_not_a_json_object_is_400(platform: Platform, body: bytes)
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
 )  # fmt: skip
 async def test_a_wrong_value_is_400_with_its_path(
-    platform: Platform, change: dict[str, Any], param: str
+    shared_platform: Platform, change: dict[str, Any], param: str
 ) -> None:
     body = json.dumps(BASE | change).encode()
-    assert_envelope(await raw(platform, body), 400, param)
-    assert platform.worker.requests == []
-    assert (await platform.balance()).held == 0
+    num_before = len(shared_platform.worker.requests)
+    assert_envelope(await raw(shared_platform, body), 400, param)
+    assert len(shared_platform.worker.requests) == num_before
+    assert (await shared_platform.balance()).held == 0
 
 
 @pytest.mark.parametrize(
@@ -136,51 +139,53 @@ async def test_a_wrong_value_is_400_with_its_path(
     ],
     ids=json.dumps,
 )
-async def test_a_wrong_prompt_is_400(platform: Platform, prompt: Any) -> None:
+async def test_a_wrong_prompt_is_400(shared_platform: Platform, prompt: Any) -> None:
     body = json.dumps({"model": MODEL, "prompt": prompt}).encode()
-    error = assert_envelope(await raw(platform, body, "/v1/completions"), 400)
+    error = assert_envelope(await raw(shared_platform, body, "/v1/completions"), 400)
     assert error["param"].startswith("prompt")
 
 
 async def test_a_prompt_beyond_the_context_says_so_in_the_phrase_that_clients_seek(
-    platform: Platform,
+    shared_platform: Platform,
 ) -> None:
     for content in ("word " * 9_000, "x" * 7_000_000):
-        error = assert_envelope(await platform.chat(content), 400)
+        error = assert_envelope(await shared_platform.chat(content), 400)
         assert error["code"] == "context_length_exceeded"
         assert "maximum context length" in error["message"]
 
 
-async def test_a_body_beyond_the_limit_is_413_in_seconds(platform: Platform) -> None:
+async def test_a_body_beyond_the_limit_is_413_in_seconds(shared_platform: Platform) -> None:
     started_s = time.monotonic()
-    error = assert_envelope(await raw(platform, b'{"x": "' + b"y" * 20_000_000 + b'"}'), 413)
+    error = assert_envelope(await raw(shared_platform, b'{"x": "' + b"y" * 20_000_000 + b'"}'), 413)
     assert error["code"] == "request_too_large"
     assert time.monotonic() - started_s < 5
 
 
-async def test_ten_thousand_messages_are_answered_in_seconds(platform: Platform) -> None:
+async def test_ten_thousand_messages_are_answered_in_seconds(shared_platform: Platform) -> None:
     body = json.dumps({"model": MODEL, "messages": MESSAGES * 10_000}).encode()
     started_s = time.monotonic()
-    assert_envelope(await raw(platform, body), 400)
+    assert_envelope(await raw(shared_platform, body), 400)
     assert time.monotonic() - started_s < 8
 
 
-async def test_a_compressed_body_is_415(platform: Platform) -> None:
-    headers = platform.customer.headers | {"content-encoding": "gzip"}
-    response = await platform.client.post("/v1/chat/completions", content=b"x", headers=headers)
+async def test_a_compressed_body_is_415(shared_platform: Platform) -> None:
+    headers = shared_platform.customer.headers | {"content-encoding": "gzip"}
+    response = await shared_platform.client.post(
+        "/v1/chat/completions", content=b"x", headers=headers
+    )
     assert_envelope(response, 415)
 
 
-async def test_after_all_that_the_next_request_is_served(platform: Platform) -> None:
-    platform.say("still here")
+async def test_after_all_that_the_next_request_is_served(shared_platform: Platform) -> None:
+    shared_platform.say("still here")
     for body in (b"{", b"[" * 50_000, json.dumps(BASE | {"n": 10**30}).encode()):
-        assert_envelope(await raw(platform, body), 400)
-    answer = await platform.chat()
+        assert_envelope(await raw(shared_platform, body), 400)
+    answer = await shared_platform.chat()
     assert answer.json()["choices"][0]["message"]["content"] == "still here"
 
 
-async def test_an_error_never_repeats_what_was_sent(platform: Platform) -> None:
+async def test_an_error_never_repeats_what_was_sent(shared_platform: Platform) -> None:
     canary = "canary-7f3a"
     for change in ({"stop": {canary: 1}}, {"messages": [{"role": canary, "content": canary}]}):
-        response = await raw(platform, json.dumps(BASE | change).encode())
+        response = await raw(shared_platform, json.dumps(BASE | change).encode())
         assert canary not in response.text
