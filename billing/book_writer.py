@@ -32,6 +32,14 @@ from common.upsert import insert_for
 HOLD_COLUMNS = tuple(HoldRecord.__table__.c.keys())
 US_PER_HOUR = 3_600_000_000
 NO_KEY = "session"
+"""Stands for the key in `usage_hours` where a logged-in browser used none."""
+HOUR_COUNTERS = (
+    "requests",
+    "uncached_input_tokens",
+    "cached_input_tokens",
+    "output_tokens",
+    "charge_nano_usd",
+)
 _NO_FLOOR = -(2**62)
 
 
@@ -232,21 +240,16 @@ async def _write_usage(
         for position, count in enumerate(counts):
             hour[position] += count
     identity = ("organization_id", "api_key_id", "model")
-    counters = (
-        "requests",
-        "uncached_input_tokens",
-        "cached_input_tokens",
-        "output_tokens",
-        "charge_nano_usd",
-    )
     statement = insert_for(session, UsageHour)
     upsert = statement.on_conflict_do_update(
         index_elements=[*identity, "hour"],
-        set_={name: UsageHour.__table__.c[name] + statement.excluded[name] for name in counters},
+        set_={
+            name: UsageHour.__table__.c[name] + statement.excluded[name] for name in HOUR_COUNTERS
+        },
     )
     rows = [
         dict(zip(identity, key, strict=True))
-        | dict(zip(counters, sums[key], strict=True))
+        | dict(zip(HOUR_COUNTERS, sums[key], strict=True))
         | {"hour": now_us // US_PER_HOUR}
         for key in sorted(sums)
     ]

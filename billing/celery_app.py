@@ -38,6 +38,7 @@ def create_celery(common: CommonSettings, billing: BillingSettings) -> Celery:
             "close-lost-gateways": _every(billing.sweep_every_s, "close_lost_gateways"),
             "relay-outbox": _every(billing.outbox_every_s, "relay_outbox"),
             "reconcile": _every(billing.reconcile_every_s, "reconcile_books"),
+            "purge": _every(billing.purge_every_s, "purge_expired"),
         },
     )
     return app

@@ -182,12 +182,16 @@ class HoldWriter:
             if not self._waiting and not self._is_stopping:
                 self._arrived.clear()
             try:
-                await self._commit(group)
+                if group:
+                    await self._commit(group)
                 pause_s = FIRST_PAUSE_S
             except _Unreachable as unreachable:
                 self._postpone(group, unreachable)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            except asyncio.CancelledError:
+                self._waiting.extendleft(reversed(group))  # for `stop` to answer
+                raise
             # Callers and abandoned admissions react before the writer looks whether it may end.
             await asyncio.sleep(0)
 

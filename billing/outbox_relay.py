@@ -1,63 +1,60 @@
-"""Delivers the outbox: mail today, webhooks to customers later. One handler per topic."""
+"""Delivers the outbox: one handler per topic, each safe to run twice.
 
-import asyncio
-import smtplib
-from email.message import EmailMessage
+No transaction is open while a handler works: a slow mail server must not hold SQLite's write lock,
+which every request's money needs.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import structlog
 
-from accounts.settings import AccountsSettings
 from common import outbox
+from common.clock import Clock, utc_now_us
 from common.db import Sessions
 
 logger = structlog.get_logger(__name__)
 
-MAX_PER_RUN = 50
-MAIL = "mail"
-"""Topic of a mail; the payload has `to`, `subject` and `body`."""
+Handler = Callable[[Sessions, dict[str, Any]], Awaitable[None]]
+
+MAX_PER_CLAIM = 10
+"""So few that all of them, at a mail server's time limit each, end before Celery's."""
 
 
-async def deliver_due(sessions: Sessions, settings: AccountsSettings) -> int:
-    """Deliver what is due; returns how many messages were. Each one is its own transaction."""
+async def deliver_due(
+    sessions: Sessions, handlers: Mapping[str, Handler], *, clock: Clock = utc_now_us
+) -> int:
+    """Deliver some of what is due; returns how many messages were delivered.
+
+    A failed one is noted and comes up again later; it does not keep the others from going out.
+    """
+    async with sessions.begin() as session:
+        messages = await outbox.claim(session, limit=MAX_PER_CLAIM, clock=clock)
     delivered = 0
-    for _ in range(MAX_PER_RUN):
+    for message in messages:
+        error = await _deliver(sessions, handlers, message)
         async with sessions.begin() as session:
-            messages = await outbox.due(session, limit=1)
-            if not messages:
-                return delivered
-            delivered += await _deliver(messages[0], settings)
+            if error is None:
+                await outbox.mark_done(session, message.id, clock=clock)
+                delivered += 1
+            else:
+                await outbox.mark_failed(session, message.id, error)
     return delivered
 
 
-async def _deliver(message: outbox.OutboxMessage, settings: AccountsSettings) -> bool:
-    """Deliver one message and mark it; a failure is noted and tried again later."""
-    if message.topic != MAIL:
-        outbox.mark_failed(message, f"no handler for topic {message.topic}")
-        return False
-    try:
-        await asyncio.to_thread(_send_mail, message.payload, settings)
-    except (OSError, smtplib.SMTPException) as fault:
-        outbox.mark_failed(message, f"{type(fault).__name__}")
-        logger.warning("mail not sent", message=message.id, reason=type(fault).__name__)
-        return False
-    outbox.mark_done(message)
-    return True
-
-
-def _send_mail(payload: dict[str, str], settings: AccountsSettings) -> None:
-    mail = EmailMessage()
-    mail["From"], mail["To"] = settings.mail_from, payload["to"]
-    mail["Subject"] = payload["subject"]
-    mail.set_content(payload["body"])
-    if settings.mail_backend == "console":
-        # The body may hold a single-use link, so it is for whoever reads the console, not a log.
-        print(f"--- mail to {payload['to']}: {payload['subject']}\n{payload['body']}\n---")  # noqa: T201
-        return
-    with smtplib.SMTP(
-        settings.smtp_host, settings.smtp_port, timeout=settings.smtp_timeout_s
-    ) as server:
-        if settings.smtp_starttls:
-            server.starttls()
-        if settings.smtp_username:
-            server.login(settings.smtp_username, settings.smtp_password.get_secret_value())
-        server.send_message(mail)
+async def _deliver(
+    sessions: Sessions, handlers: Mapping[str, Handler], message: outbox.OutboxMessage
+) -> str | None:
+    """Run the handler; returns why it failed, by the error's name alone: its text may be personal."""
+    handler = handlers.get(message.topic)
+    if handler is None:
+        error = "NoHandler"
+    else:
+        try:
+            await handler(sessions, message.payload)
+        except Exception as fault:  # a task's seam: whatever it is, the others go on
+            error = type(fault).__name__
+        else:
+            return None
+    logger.warning("outbox_failed", message=message.id, topic=message.topic, error=error)
+    return error

@@ -10,7 +10,9 @@ from sqlalchemy import and_, case, func, literal, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import Select
 
+from accounts.models import Organization
 from billing import chart
+from billing.book_writer import HOUR_COUNTERS, NO_KEY, US_PER_HOUR
 from billing.models import (
     Balance,
     CreditLot,
@@ -25,6 +27,8 @@ from billing.models import (
 EXAMPLES = 3
 """Findings that a failed check names."""
 
+POSTED = func.coalesce(Balance.posted_nano_usd, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -36,7 +40,7 @@ class Check:
 
 
 async def reconcile(session: AsyncSession) -> list[Check]:
-    """Every check, in one snapshot where the caller's transaction gives one."""
+    """Every check. Each is one statement, so each sees the books at one moment."""
     return [await check(session) for check in CHECKS]
 
 
@@ -56,31 +60,49 @@ async def transactions_sum_to_zero(session: AsyncSession) -> Check:
     return await _nothing_found(session, "every transaction sums to zero", query)
 
 
+async def customers_are_their_own(session: AsyncSession) -> Check:
+    """A transaction moves the credit of its own organization and of no other."""
+    account = literal(chart.CUSTOMER_PREFIX).op("||")(LedgerTransaction.organization_id)
+    query = (
+        select(LedgerTransaction.id, LedgerEntry.amount_nano_usd)
+        .join(LedgerEntry, LedgerEntry.transaction_id == LedgerTransaction.id)
+        .where(
+            LedgerEntry.account.startswith(chart.CUSTOMER_PREFIX), LedgerEntry.account != account
+        )
+    )
+    return await _nothing_found(session, "transactions move their own customer's credit", query)
+
+
 async def balances_equal_entries(session: AsyncSession) -> Check:
     """The projection of each balance is what the ledger says."""
-    account = literal(chart.CUSTOMER_PREFIX).op("||")(Balance.organization_id)
-    posted = (
+    account = literal(chart.CUSTOMER_PREFIX).op("||")(Organization.id)
+    entered = (
         select(func.coalesce(func.sum(LedgerEntry.amount_nano_usd), 0))
         .where(LedgerEntry.account == account)
-        .correlate(Balance)
+        .correlate(Organization)
         .scalar_subquery()
     )
-    query = select(Balance.organization_id, Balance.posted_nano_usd - posted).where(
-        Balance.posted_nano_usd != posted
+    query = (
+        select(Organization.id, POSTED - entered)
+        .outerjoin(Balance, Balance.organization_id == Organization.id)
+        .where(entered != POSTED)
     )
     return await _nothing_found(session, "balances equal the ledger", query)
 
 
 async def held_equals_open_holds(session: AsyncSession) -> Check:
     """What a balance says is held is held by open holds."""
-    held = (
+    open_holds = (
         select(func.coalesce(func.sum(HoldRecord.amount_nano_usd), 0))
-        .where(HoldRecord.organization_id == Balance.organization_id, HoldRecord.state == "open")
-        .correlate(Balance)
+        .where(HoldRecord.organization_id == Organization.id, HoldRecord.state == "open")
+        .correlate(Organization)
         .scalar_subquery()
     )
-    query = select(Balance.organization_id, Balance.held_nano_usd - held).where(
-        Balance.held_nano_usd != held
+    held = func.coalesce(Balance.held_nano_usd, 0)
+    query = (
+        select(Organization.id, held - open_holds)
+        .outerjoin(Balance, Balance.organization_id == Organization.id)
+        .where(held != open_holds)
     )
     return await _nothing_found(session, "held equals the open holds", query)
 
@@ -91,37 +113,47 @@ async def usage_equals_revenue(session: AsyncSession) -> Check:
         select(func.coalesce(func.sum(LedgerEntry.amount_nano_usd), 0))
         .join(LedgerTransaction, LedgerTransaction.id == LedgerEntry.transaction_id)
         .where(
-            LedgerTransaction.organization_id == Balance.organization_id,
+            LedgerTransaction.organization_id == Organization.id,
             LedgerEntry.account.in_([chart.REVENUE, chart.PROMOTIONAL_CONTRA]),
         )
-        .correlate(Balance)
+        .correlate(Organization)
         .scalar_subquery()
     )
     used = (
         select(func.coalesce(func.sum(UsageRecord.charge_nano_usd), 0))
-        .where(UsageRecord.organization_id == Balance.organization_id)
-        .correlate(Balance)
+        .where(UsageRecord.organization_id == Organization.id)
+        .correlate(Organization)
         .scalar_subquery()
     )
-    query = select(Balance.organization_id, earned - used).where(earned != used)
+    query = select(Organization.id, earned - used).where(earned != used)
     return await _nothing_found(session, "usage equals revenue and promotion", query)
 
 
 async def hours_equal_usage(session: AsyncSession) -> Check:
-    """The hourly sums are the sums of the records."""
-    hourly = (
-        select(func.coalesce(func.sum(UsageHour.charge_nano_usd), 0))
-        .where(UsageHour.organization_id == Balance.organization_id)
-        .correlate(Balance)
-        .scalar_subquery()
+    """The hourly sums are the sums of the records: requests, tokens and charges."""
+    hourly = select(
+        UsageHour.organization_id,
+        UsageHour.api_key_id,
+        UsageHour.model,
+        UsageHour.hour,
+        *(getattr(UsageHour, counter).label(counter) for counter in HOUR_COUNTERS),
     )
-    used = (
-        select(func.coalesce(func.sum(UsageRecord.charge_nano_usd), 0))
-        .where(UsageRecord.organization_id == Balance.organization_id)
-        .correlate(Balance)
-        .scalar_subquery()
+    records = select(
+        UsageRecord.organization_id,
+        func.coalesce(UsageRecord.api_key_id, NO_KEY),
+        UsageRecord.model,
+        UsageRecord.created_at // US_PER_HOUR,
+        literal(-1),
+        *(-getattr(UsageRecord, counter) for counter in HOUR_COUNTERS[1:]),
     )
-    query = select(Balance.organization_id, hourly - used).where(hourly != used)
+    both = hourly.union_all(records).subquery()
+    sums = [func.abs(func.sum(both.c[counter])) for counter in HOUR_COUNTERS]
+    difference = sums[0] + sums[1] + sums[2] + sums[3] + sums[4]
+    query = (
+        select(both.c.organization_id, difference)
+        .group_by(both.c.organization_id, both.c.api_key_id, both.c.model, both.c.hour)
+        .having(difference != 0)
+    )
     return await _nothing_found(session, "hourly usage equals the records", query)
 
 
@@ -129,12 +161,16 @@ async def lots_equal_balances(session: AsyncSession) -> Check:
     """What is left of the lots is the posted balance, or nothing where that is negative."""
     left = (
         select(func.coalesce(func.sum(CreditLot.remaining_nano_usd), 0))
-        .where(CreditLot.organization_id == Balance.organization_id)
-        .correlate(Balance)
+        .where(CreditLot.organization_id == Organization.id)
+        .correlate(Organization)
         .scalar_subquery()
     )
-    expected = case((Balance.posted_nano_usd > 0, Balance.posted_nano_usd), else_=0)
-    query = select(Balance.organization_id, left - expected).where(left != expected)
+    expected = case((POSTED > 0, POSTED), else_=0)
+    query = (
+        select(Organization.id, left - expected)
+        .outerjoin(Balance, Balance.organization_id == Organization.id)
+        .where(left != expected)
+    )
     return await _nothing_found(session, "credit lots equal the balances", query)
 
 
@@ -188,6 +224,7 @@ async def charges_have_transactions(session: AsyncSession) -> Check:
 
 CHECKS: tuple[Callable[[AsyncSession], Awaitable[Check]], ...] = (
     transactions_sum_to_zero,
+    customers_are_their_own,
     balances_equal_entries,
     held_equals_open_holds,
     usage_equals_revenue,
@@ -203,5 +240,5 @@ async def _nothing_found(session: AsyncSession, name: str, query: Select[str, in
     found = (await session.execute(query.limit(EXAMPLES + 1))).all()
     if not found:
         return Check(name, True, "holds")
-    shown = ", ".join(f"{row[0]} differs by {row[1]} n$" for row in found[:EXAMPLES])
+    shown = ", ".join(f"{row[0]} differs by {row[1]}" for row in found[:EXAMPLES])
     return Check(name, False, shown + (" and more" if len(found) > EXAMPLES else ""))

@@ -19,6 +19,7 @@ class BillingSettings(BaseSettings):
     sweep_every_s: float = 5.0
     outbox_every_s: float = 5.0
     reconcile_every_s: float = 3_600.0
+    purge_every_s: float = 3_600.0
 
     max_group: int = 128
     """Operations on holds that share one database transaction."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from accounts import api_keys, audit, emails, organizations, users
+from accounts import api_keys, audit, emails, organizations, users, verification
 from accounts.api_keys import IssuedKey, KeyRing
 from accounts.models import Organization, User
 from accounts.passwords import PasswordHasher
@@ -71,7 +71,9 @@ async def sign_up(
         clock=clock,
     )
     granted = 0
-    if not accounts_settings.is_email_verification_on:
+    if accounts_settings.is_email_verification_on:
+        await verification.request(session, user, clock=clock)
+    else:
         granted = await grant_signup_credit(
             session, user, organization.id, settings=billing_settings, clock=clock
         )
@@ -86,6 +88,34 @@ async def sign_up(
         clock=clock,
     )
     return SignedUp(user, organization, issued_key, granted)
+
+
+async def verify_email(
+    session: AsyncSession,
+    token: str,
+    *,
+    settings: BillingSettings,
+    address: str | None = None,
+    clock: Clock = utc_now_us,
+) -> int:
+    """Redeem the link of a verification mail and give the free credit; returns what was given.
+
+    Raises InvalidToken.
+    """
+    user = await verification.redeem(session, token, clock=clock)
+    first, *_ = await organizations.organizations_of(session, user.id)
+    granted = await grant_signup_credit(session, user, first.id, settings=settings, clock=clock)
+    await audit.record(
+        session,
+        "user.verified_email",
+        organization_id=first.id,
+        user_id=user.id,
+        target=user.id,
+        address=address,
+        granted_nano_usd=granted,
+        clock=clock,
+    )
+    return granted
 
 
 async def grant_signup_credit(

@@ -10,9 +10,10 @@ from billing.hold_book import HoldBook, PriceCache
 from billing.hold_operations import VoidHold
 from billing.models import Gateway, HoldRecord
 from common.clock import MICROSECONDS_PER_SECOND, Clock, utc_now_us
-from common.db import database_now_us
+from common.db import Sessions, database_now_us
 
 MAX_HOLDS_PER_SWEEP = 500
+MAX_TRANSACTIONS_PER_SWEEP = 100
 FORGET_GATEWAYS_AFTER_S = 86_400
 
 
@@ -40,6 +41,18 @@ async def close_lost_gateways(session: AsyncSession, *, clock: Clock = utc_now_u
             book.apply(void)
         await book.write(session)
     return len(voids)
+
+
+async def close_all_lost(sessions: Sessions, *, clock: Clock = utc_now_us) -> int:
+    """Close everything that lost gateways held, 500 holds a transaction; returns how many."""
+    closed = 0
+    for _ in range(MAX_TRANSACTIONS_PER_SWEEP):
+        async with sessions.begin() as session:
+            batch = await close_lost_gateways(session, clock=clock)
+        closed += batch
+        if batch < MAX_HOLDS_PER_SWEEP:
+            break
+    return closed
 
 
 async def forget_dead_gateways(session: AsyncSession) -> None:

@@ -1,16 +1,19 @@
-"""Celery's tasks: each runs one async domain function in a transaction of its own."""
+"""Celery's tasks: each runs one async domain function, and is safe to run twice or at once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import structlog
-from sqlalchemy.ext.asyncio import AsyncSession
 
+from accounts import sessions as logins
+from accounts import verification
+from accounts.mail import Mailer
 from accounts.settings import AccountsSettings
 from billing import outbox_relay, reconcile, sweeps
 from billing.celery_app import app
-from common.db import Sessions, create_engine, create_sessions
+from common.db import Sessions, create_engine, create_sessions, read_only
 from common.settings import CommonSettings
 
 logger = structlog.get_logger(__name__)
@@ -20,41 +23,37 @@ Result = TypeVar("Result")
 
 @app.task
 def close_lost_gateways() -> None:
-    """Void the holds of API processes that are gone."""
-    closed = _run(_in_transaction(sweeps.close_lost_gateways))
-    _run(_in_transaction(sweeps.forget_dead_gateways))
+    """Void the holds of API processes that are gone, in as many transactions as it takes."""
+    closed = run(sweeps.close_all_lost)
     if closed:
-        logger.warning("holds closed", count=closed, reason="their gateway is gone")
+        logger.warning("holds_closed", count=closed, reason="their gateway is gone")
 
 
 @app.task
 def relay_outbox() -> None:
     """Deliver what transactions have promised."""
-    accounts = AccountsSettings()
-    _run(lambda sessions: outbox_relay.deliver_due(sessions, accounts))
+    settings = AccountsSettings()
+    mail = partial(verification.deliver, mailer=Mailer(settings), settings=settings)
+    run(partial(outbox_relay.deliver_due, handlers={verification.TOPIC: mail}))
 
 
 @app.task
 def reconcile_books() -> None:
     """Prove that the books are right, or say loudly that they are not."""
-    checks = _run(_in_transaction(reconcile.reconcile))
+    checks = run(_reconcile)
     for check in checks:
         if not check.is_ok:
-            logger.error("books differ", check=check.name, detail=check.detail)
-    logger.info("books checked", checks=len(checks), failed=sum(not c.is_ok for c in checks))
+            logger.error("books_differ", check=check.name, detail=check.detail)
+    logger.info("books_checked", checks=len(checks), failed=sum(not c.is_ok for c in checks))
 
 
-def _in_transaction(
-    work: Callable[[AsyncSession], Awaitable[Result]],
-) -> Callable[[Sessions], Awaitable[Result]]:
-    async def run(sessions: Sessions) -> Result:
-        async with sessions.begin() as session:
-            return await work(session)
-
-    return run
+@app.task
+def purge_expired() -> None:
+    """Delete what time has made worthless: sessions, mail tokens, leases of dead gateways."""
+    run(_purge)
 
 
-def _run(work: Callable[[Sessions], Awaitable[Result]]) -> Result:
+def run(work: Callable[[Sessions], Awaitable[Result]]) -> Result:
     """Run async work in this synchronous process, on connections of its own."""
 
     async def main() -> Result:
@@ -65,3 +64,15 @@ def _run(work: Callable[[Sessions], Awaitable[Result]]) -> Result:
             await engine.dispose()
 
     return asyncio.run(main())
+
+
+async def _reconcile(sessions: Sessions) -> list[reconcile.Check]:
+    async with read_only(sessions) as session:
+        return await reconcile.reconcile(session)
+
+
+async def _purge(sessions: Sessions) -> None:
+    async with sessions.begin() as session:
+        await logins.purge_expired(session)
+        await verification.purge_expired(session)
+        await sweeps.forget_dead_gateways(session)

@@ -8,7 +8,14 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-APPEND_ONLY = ("prices", "ledger_transactions", "ledger_entries", "lot_uses", "usage_records")
+APPEND_ONLY = (
+    "prices",
+    "ledger_transactions",
+    "ledger_entries",
+    "lot_uses",
+    "usage_records",
+    "audit_events",
+)
 
 REFUSE_CHANGE = """
 CREATE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$

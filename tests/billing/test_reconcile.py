@@ -11,6 +11,9 @@ from common.db import Sessions
 from tests.billing.conftest import Books, settle_of
 
 DAMAGE = {
+    "transactions move their own customer's credit": (
+        "UPDATE ledger_entries SET account = account || '_other' WHERE account LIKE 'customer:%'"
+    ),
     "every transaction sums to zero": (
         "UPDATE ledger_entries SET amount_nano_usd = amount_nano_usd + 1 WHERE account = 'revenue'"
         " OR account = 'promotional_contra'"
@@ -20,7 +23,7 @@ DAMAGE = {
     "usage equals revenue and promotion": (
         "UPDATE usage_records SET charge_nano_usd = charge_nano_usd + 1 WHERE is_billable"
     ),
-    "hourly usage equals the records": "UPDATE usage_hours SET charge_nano_usd = charge_nano_usd + 1",
+    "hourly usage equals the records": "UPDATE usage_hours SET output_tokens = output_tokens + 1",
     "credit lots equal the balances": (
         "UPDATE credit_lots SET remaining_nano_usd = remaining_nano_usd - 1"
     ),

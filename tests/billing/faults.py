@@ -1,0 +1,38 @@
+"""Commits that fail: before anything is durable, or after everything is and nobody hears of it."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+
+from common.db import Sessions
+
+Fault = Literal["before", "after"]
+
+
+@dataclass
+class Faults:
+    """What the next commits suffer, in order; the ones after that succeed."""
+
+    planned: list[Fault | None] = field(default_factory=list)
+
+    def sessions(self, engine: AsyncEngine) -> Sessions:
+        """Sessions whose `commit` suffers what is planned."""
+        planned = self.planned
+
+        class FaultySession(AsyncSession):
+            async def commit(self) -> None:
+                fault = planned.pop(0) if planned else None
+                if fault == "before":
+                    await self.rollback()
+                    raise lost_connection()
+                await super().commit()
+                if fault == "after":
+                    raise lost_connection()
+
+        return async_sessionmaker(engine, class_=FaultySession, expire_on_commit=False)
+
+
+def lost_connection() -> OperationalError:
+    return OperationalError("COMMIT", None, Exception("the connection was lost"))
