@@ -165,10 +165,13 @@ def _day_totals(rows: Sequence[DailyUsage], measure: Measure) -> dict[date, int]
 
 
 def _legend(rows: Sequence[DailyUsage], measure: Measure) -> tuple[list[Series], dict[str, int]]:
+    """Models by what they cost, whatever is drawn: a model keeps its colour from chart to chart."""
     totals: defaultdict[str, int] = defaultdict(int)
+    charges: defaultdict[str, int] = defaultdict(int)
     for row in rows:
         totals[row.model] += measure.value(row)
-    ranked = sorted(totals, key=lambda model: (-totals[model], model))
+        charges[row.model] += row.charge_nano_usd
+    ranked = sorted(totals, key=lambda model: (-charges[model], model))
     ranks = {model: min(rank, MAX_SERIES) for rank, model in enumerate(ranked)}
     legend = [
         Series(rank, model, totals[model], measure.label(totals[model]))
@@ -183,7 +186,7 @@ def _legend(rows: Sequence[DailyUsage], measure: Measure) -> tuple[list[Series],
 def _segments(
     rows: Sequence[DailyUsage], measure: Measure, ranks: Mapping[str, int], top: int
 ) -> list[Segment]:
-    """One day's models from the baseline up, the biggest of the whole chart lowest."""
+    """One day's models from the baseline up, the dearest of the whole chart lowest."""
     baseline = float(PLOT_TOP + PLOT_HEIGHT)
     segments = []
     for row in sorted(rows, key=lambda row: (ranks[row.model], row.model)):

@@ -84,6 +84,16 @@ def test_models_beyond_the_colours_are_drawn_together() -> None:
     assert len(labels) == 7
 
 
+def test_a_model_keeps_its_colour_whatever_is_counted() -> None:
+    rows = [
+        DailyUsage(TODAY, "owner/dear", 1, 10, 0, 10, 900),
+        DailyUsage(TODAY, "owner/cheap", 50, 9_000, 0, 9_000, 100),
+    ]
+    for measure in MEASURES.values():
+        chart = usage_chart(rows, measure=measure, last_day=TODAY, num_days=7)
+        assert [series.model for series in chart.legend] == ["owner/dear", "owner/cheap"]
+
+
 def test_days_are_labelled_from_today_backwards() -> None:
     chart = usage_chart([], measure=MEASURES["cost"], last_day=TODAY, num_days=30)
     assert [label.text for label in chart.day_labels][-2:] == ["Mar 3", "Mar 9"]
