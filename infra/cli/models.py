@@ -1,6 +1,5 @@
 """models add, list, drain: the running supervisor follows the catalogue."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,26 +13,28 @@ from billing.pricing import Price
 from engine import catalog
 from engine.catalog import HostedModel
 from infra.cli.connections import run_in_transaction
+from infra.local.checkpoints import fetch
 from infra.local.model_files import read_model_facts
+from infra.settings import InfraSettings
 
 app = typer.Typer(no_args_is_help=True)
 
 
 @app.command()
 def add(
-    directory: Annotated[
-        Path, typer.Argument(help="A checkpoint: config, tokenizer, safetensors.")
+    source: Annotated[
+        str, typer.Argument(help="A directory, a .gguf file, or a hub's owner/name.")
     ],
     input_price: Annotated[str, typer.Option(help="Dollars per million input tokens.")],
     cached_price: Annotated[str, typer.Option(help="Dollars per million cached input tokens.")],
     output_price: Annotated[str, typer.Option(help="Dollars per million output tokens.")],
-    name: Annotated[str, typer.Option(help="Public name; the directory's name by default.")] = "",
+    name: Annotated[str, typer.Option(help="Public name; that of the source by default.")] = "",
     description: Annotated[str, typer.Option()] = "",
 ) -> None:
-    """Host the model of a directory. A running platform starts a worker for it at once."""
-    directory = directory.resolve()
-    facts = read_model_facts(directory)
-    public_name = name or directory.name.replace("--", "/")
+    """Host a model. A running platform starts a worker for it at once."""
+    checkpoint = fetch(source, InfraSettings().var / "models", typer.echo)
+    facts = read_model_facts(checkpoint.directory)
+    public_name = name or checkpoint.name
     prices = [parse_usd(price) for price in (input_price, cached_price, output_price)]
 
     async def work(session: AsyncSession) -> None:
@@ -43,7 +44,7 @@ def add(
         await catalog.add_model(
             session,
             name=public_name,
-            path=str(directory),
+            path=str(checkpoint.directory),
             revision=facts.revision,
             architecture=facts.architecture,
             context_length=facts.context_length,

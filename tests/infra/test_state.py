@@ -20,7 +20,7 @@ from infra.errors import (
     SetUpFailed,
     WrongSettings,
 )
-from infra.local import preflight, ready_file, secret_store
+from infra.local import checkpoints, preflight, ready_file, secret_store
 from infra.local.clean import clean
 from infra.local.instance_lock import LOCK_FILE, instance_lock
 from infra.local.model_files import read_model_facts
@@ -181,3 +181,35 @@ def test_other_weights_are_another_revision(tmp_path: Path) -> None:
     assert (first.architecture, first.context_length) == ("LlamaForCausalLM", 2048)
     (tmp_path / "m.safetensors").write_bytes(b"12")
     assert read_model_facts(tmp_path).revision != first.revision
+
+
+def test_a_model_to_host_is_a_directory_a_gguf_file_or_a_name_on_a_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def download(name: str, *, local_dir: Path, allow_patterns: list[str]) -> None:
+        assert not any("bin" in pattern or "py" in pattern for pattern in allow_patterns)
+        asked.append(name)
+        raise OSError("the hub cannot be reached\nand a long explanation")
+
+    monkeypatch.setattr(checkpoints, "snapshot_download", download)
+    there = tmp_path / "owner--model"
+    there.mkdir()
+    found = checkpoints.fetch(str(there), tmp_path, print)
+    assert (found.name, found.directory) == ("owner/model", there)
+    with pytest.raises(ModelRefused, match=r"could not be downloaded: the hub cannot be reached$"):
+        checkpoints.fetch("owner/other", tmp_path, print)
+    assert asked == ["owner/other"]
+    with pytest.raises(ModelRefused, match="does not exist"):
+        checkpoints.fetch("/no/such.gguf", tmp_path, print)
+    with pytest.raises(ModelRefused, match="is no directory"):
+        checkpoints.fetch("nothing-of-the-kind", tmp_path, print)
+
+
+def test_a_gguf_file_that_cannot_be_read_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"not a GGUF file")
+    with pytest.raises(SetUpFailed, match=r"broken\.gguf could not be converted"):
+        checkpoints.fetch(str(broken), tmp_path / "models", lambda line: None)
+    assert not (tmp_path / "models").exists()
