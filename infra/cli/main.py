@@ -3,6 +3,9 @@
 import sys
 
 import typer
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+from redis.exceptions import RedisError
 from sqlalchemy.exc import OperationalError
 
 from common.errors import PlatformError
@@ -32,6 +35,14 @@ def main() -> None:
         sys.exit(f"ncompass: {failure.message}")
     except OperationalError as failure:
         sys.exit(f"ncompass: the database does not answer: {failure.orig}")
+    except RedisError as failure:
+        sys.exit(f"ncompass: Redis does not answer: {failure}")
+    except ValidationError as failure:
+        wrong = failure.errors(include_url=False, include_input=False)[0]
+        name = ".".join(str(part) for part in wrong["loc"])
+        sys.exit(f"ncompass: the setting {name} of {failure.title} is wrong: {wrong['msg']}")
+    except SettingsError as failure:
+        sys.exit(f"ncompass: {failure}")
 
 
 if __name__ == "__main__":

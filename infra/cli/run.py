@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from accounts.settings import AccountsSettings
 from engine.messages import Heartbeat
 from infra.cli.connections import run_with_broker
 from infra.local import preflight, ready_file
@@ -59,6 +60,7 @@ def _start(*, is_demo: bool) -> None:
     settings, display = InfraSettings(), Display()
     # A terminated set-up takes its compiler and its conversion with it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    preflight.check_settings(settings, AccountsSettings())
     with instance_lock(settings.var):
         preflight.listen(settings).close()  # a busy port is known before minutes of set-up
         prepared = prepare(settings, display)

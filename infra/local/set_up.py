@@ -28,7 +28,6 @@ def prepare(settings: InfraSettings, display: Display) -> Prepared:
     """Do every stage that is not done yet. The caller holds the lock of `settings.var`."""
     var = settings.var.resolve()
     accounts = AccountsSettings()
-    preflight.check_settings(settings, accounts)
     preflight.check_disk(var)
     (var / "logs").mkdir(parents=True, exist_ok=True)
     secrets = load_or_make(var)

@@ -21,6 +21,12 @@ NCOMPASS = Path(sys.executable).with_name("ncompass")
 START_TIMEOUT_S = 240
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Share one platform: last of all, and in the order of the file (its last test stops it)."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: item.location[1] or 0 if here in item.path.parents else -1)
+
+
 @dataclass(frozen=True)
 class RunningPlatform:
     """`ncompass up` in a process of its own."""

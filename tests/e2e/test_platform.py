@@ -113,6 +113,30 @@ def test_errors_have_the_form_of_openai(
         assert error["code"] == code
 
 
+@pytest.mark.browser
+def test_a_newcomer_signs_up_in_the_browser_and_uses_the_key(
+    platform: RunningPlatform, browser: Any
+) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(15_000)
+    page.goto(f"{platform.origin}/signup")
+    page.get_by_label("E-mail").fill("grace@example.com")
+    page.get_by_label("Password").fill("a compiler in 1952")
+    page.get_by_role("button", name="Create account").click()
+    page.wait_for_url("**/welcome")
+    key = page.locator("#api-key").inner_text()
+    client = openai.OpenAI(base_url=platform.ready["base_url"], api_key=key)
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Say hello."}], max_tokens=8
+    )
+    assert answer.usage is not None
+    spent: Any = answer.usage
+    page.goto(f"{platform.origin}/usage")
+    assert MODEL in page.content()
+    assert float(spent.balance_remaining) < 100
+    page.close()
+
+
 def test_sixty_four_streams_at_once_are_all_answered_alike(platform: RunningPlatform) -> None:
     client = client_of(platform)
 

@@ -1,6 +1,7 @@
 """What one machine keeps under `var`, and what it refuses to start with."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -213,3 +214,33 @@ def test_a_gguf_file_that_cannot_be_read_is_told_and_leaves_nothing(tmp_path: Pa
     with pytest.raises(SetUpFailed, match=r"broken\.gguf could not be converted"):
         checkpoints.fetch(str(broken), tmp_path / "models", lambda line: None)
     assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "complaint"),
+    [
+        (["up"], {"PORT": "eighty"}, "the setting NCOMPASS_PORT of InfraSettings is wrong"),
+        (["up"], {"NCOMPASS_HOST": "0.0.0.0"}, "can be reached from other machines"),
+        (["status"], {}, "nothing is running on"),
+        (["reconcile"], {}, "the database does not answer"),
+        (
+            ["credits", "adjust", "--organization", "x", "--amount", "lots", "--reason", "r"],
+            {},
+            "not an amount in dollars",
+        ),
+    ],
+)
+def test_a_command_that_cannot_work_says_why_in_one_line(
+    tmp_path: Path, command: list[str], environment: dict[str, str], complaint: str
+) -> None:
+    ncompass = Path(sys.executable).with_name("ncompass")
+    ran = subprocess.run(
+        [str(ncompass), *command],
+        env=os.environ | {"VAR": str(tmp_path / "var")} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert complaint in ran.stderr
+    assert ran.stderr.count("\n") == 1, ran.stderr
