@@ -62,9 +62,16 @@ def _postgresql_now(element: database_now_us, compiler: SQLCompiler, **kwargs: A
 
 def create_engine(database_url: str) -> AsyncEngine:
     """An engine for `sqlite+aiosqlite:///…` or `postgresql+psycopg://…`."""
+    # NOTE: hide_parameters, because a database error in a log must not carry e-mail addresses.
     if not database_url.startswith("sqlite"):
-        return create_async_engine(database_url, pool_size=16, max_overflow=16, pool_pre_ping=True)
-    engine = create_async_engine(database_url)
+        return create_async_engine(
+            database_url,
+            pool_size=16,
+            max_overflow=16,
+            pool_pre_ping=True,
+            hide_parameters=True,
+        )
+    engine = create_async_engine(database_url, hide_parameters=True)
 
     @event.listens_for(engine.sync_engine, "connect")
     def _configure(connection: Any, record: Any) -> None:

@@ -103,9 +103,13 @@ def default_model_directory() -> Path:
         return convert_default_model(CACHE / "models")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A real Chromium. Missing: a named skip by hand, a failure in CI."""
+    """A real Chromium. Missing: a named skip by hand, a failure in CI.
+
+    For one module only: while Playwright's synchronous API is open it occupies this thread's event
+    loop, and no asynchronous test can run.
+    """
     try:
         with running_chromium() as chromium:
             yield chromium

@@ -1,7 +1,6 @@
 """The way of a new customer in a real Chromium, against a real server."""
 
 import asyncio
-import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ from redis.asyncio import Redis
 
 from billing.gateways import GatewayLease
 from common.db import create_engine, create_sessions
-from tests.services import free_port, running_chromium
+from tests.services import free_port
 from tests.web.site import KEY, MODEL, PASSWORD, Site, make_services, make_site
 from tests.web.test_isolation import organization_of
 
@@ -69,19 +68,6 @@ class RunningSite:
         services.password_hasher.close()
         await redis.aclose()
         await engine.dispose()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Chromium for this module only: while Playwright's synchronous API is open, it occupies this
-    thread's event loop, and no asynchronous test can run."""
-    try:
-        with running_chromium() as chromium:
-            yield chromium
-    except FileNotFoundError as missing:
-        if os.environ.get("CI"):
-            pytest.fail(f"browser tests must run in CI: {missing}")
-        pytest.skip(f"browser tests need Debian's chromium: {missing}")
 
 
 @pytest.fixture
