@@ -14,8 +14,9 @@ import torch
 from kernels.attention_metadata import AttentionMetadata
 from kernels.cpu import library as cpu
 from kernels.kv_cache import PagedKVCache
-from kernels.paged_decode_attention import paged_decode_attention
-from kernels.paged_prefill_attention import paged_prefill_attention
+from kernels.paged_decode_attention import decode_with_triton, paged_decode_attention
+from kernels.paged_prefill_attention import paged_prefill_attention, prefill_with_triton
+from kernels.triton_support import runs_triton
 
 
 def paged_attention(
@@ -30,14 +31,18 @@ def paged_attention(
 ) -> torch.Tensor:
     """Attend from q [T, num_heads, head_dim] to the cache; returns the same shape and dtype.
 
-    `window` counts the positions that a token sees, itself included. Sequences with one token take
-    the decode path, the others the prefill path.
+    `window` counts the positions that a token sees, itself included. On the CPU sequences with one
+    token take the decode path and the others the prefill path; on a GPU a step is one launch of the
+    prefill kernel unless it is decodes alone, and nothing is read back to the host.
     """
     library = cpu.active()
     if library is not None and kv_cache.is_packed and library.supports(q):
         return library.paged_attention(
             q, kv_cache, layer, metadata, scale=scale, window=window, softcap=softcap
         )
+    if runs_triton(q):
+        attend = decode_with_triton if metadata.max_query_len == 1 else prefill_with_triton
+        return attend(q, kv_cache, layer, metadata, scale=scale, window=window, softcap=softcap)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     paged_decode_attention(
         q, kv_cache, layer, metadata, out, scale=scale, window=window, softcap=softcap

@@ -15,7 +15,7 @@ import torch
 
 from kernels.attention_metadata import AttentionMetadata, DecodeBucket
 from kernels.kv_cache import PagedKVCache
-from kernels.triton_support import Pointer, Scalar, cdiv, jit, next_power_of_2, runs_triton, tl
+from kernels.triton_support import Pointer, Scalar, cdiv, jit, next_power_of_2, tl
 
 MIN_DOT_ROWS = 16  # the smallest tile of a tensor-core product
 PAGES_PER_SPLIT = 8  # 512 tokens: enough work for one program, enough programs for one sequence
@@ -145,32 +145,35 @@ def decode_with_triton(
     q: torch.Tensor,
     kv_cache: PagedKVCache,
     layer: int,
-    bucket: DecodeBucket,
+    metadata: AttentionMetadata,
     *,
     scale: float,
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Decode one bucket from its pages: q [B, num_heads, head_dim] -> like q."""
+    """A step in which every sequence has one token: q [B, num_heads, head_dim] -> like q."""
+    assert metadata.max_query_len <= 1
     q = q.contiguous()
     batch, num_heads, head_dim = q.shape
     num_kv_heads = kv_cache.num_kv_heads
     group = num_heads // num_kv_heads
     group_block = max(MIN_DOT_ROWS, next_power_of_2(group))
     head_block = max(MIN_DOT_ROWS, next_power_of_2(head_dim))
-    num_splits = cdiv(cdiv(bucket.max_context_len, kv_cache.block_size), PAGES_PER_SPLIT)
+    num_splits = cdiv(cdiv(metadata.max_context_len, kv_cache.block_size), PAGES_PER_SPLIT)
     shape = (batch, num_kv_heads, num_splits, group_block)
     largest = torch.empty(shape, dtype=torch.float32, device=q.device)
     weight = torch.empty_like(largest)
     partial = torch.empty((*shape, head_block), dtype=torch.float32, device=q.device)
     out = torch.empty_like(q)
-    tables = bucket.block_tables.contiguous()
+    tables = metadata.block_tables
+    if batch == 0:
+        return out
     _decode_split_kernel[(batch, num_kv_heads, num_splits)](
         q,
         kv_cache.keys[layer],
         kv_cache.values[layer],
         tables,
-        bucket.context_lens,
+        metadata.context_lens,
         partial,
         largest,
         weight,
@@ -293,8 +296,7 @@ def paged_decode_attention(
     softcap: float | None = None,
 ) -> None:
     """Fill `out` [T, num_heads, head_dim] at the tokens of sequences that have one token."""
-    decode = decode_with_triton if runs_triton(q) else decode_with_torch
     for bucket in metadata.decode_buckets:
-        out[bucket.rows] = decode(
+        out[bucket.rows] = decode_with_torch(
             q[bucket.rows], kv_cache, layer, bucket, scale=scale, window=window, softcap=softcap
         )

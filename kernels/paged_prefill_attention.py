@@ -1,7 +1,11 @@
 """Attention of several new tokens per sequence over its paged context, causally.
 
 The new tokens may be a whole prompt or a chunk on top of a cached prefix: token i of n sees the
-first context_len - n + i + 1 positions. Prefill is bound by arithmetic.
+first context_len - n + i + 1 positions. Prefill is bound by arithmetic. The GPU kernel walks the
+pages of a context once for a tile of queries, with the online softmax of FlashAttention; its tiles
+mix tokens and the query heads of one KV head, so that a key is loaded once for all of them.
+
+Sources: FlashAttention-2, arXiv 2307.08691; The Anatomy of a Triton Attention Kernel, 2511.11581.
 """
 
 from __future__ import annotations
@@ -10,10 +14,155 @@ import torch
 
 from kernels.attention_metadata import AttentionMetadata
 from kernels.kv_cache import PagedKVCache
-from kernels.paged_decode_attention import attend_with_softcap
+from kernels.paged_decode_attention import MIN_DOT_ROWS, attend_with_softcap
+from kernels.triton_support import Pointer, Scalar, cdiv, jit, next_power_of_2, tl
+
+QUERY_TILE = 128  # rows of one program: tokens times the query heads of one KV head
 
 # The softcap path holds fp32 scores of this many queries at a time.
 SOFTCAP_QUERY_ROWS = 256
+
+
+@jit
+def _prefill_kernel(
+    q_ptr: Pointer,
+    keys_ptr: Pointer,
+    values_ptr: Pointer,
+    out_ptr: Pointer,
+    starts_ptr: Pointer,
+    lens_ptr: Pointer,
+    tables_ptr: Pointer,
+    q_stride: Scalar,
+    table_stride: Scalar,
+    num_kv_heads: Scalar,
+    scale: Scalar,
+    window: Scalar,
+    softcap: Scalar,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+) -> None:
+    """ROWS // GROUP tokens of one sequence against its context; scores are in units of log2."""
+    sequence, kv_head = tl.program_id(0), tl.program_id(1)
+    first_token = tl.program_id(2) * (ROWS // GROUP)
+    start = tl.load(starts_ptr + sequence).to(tl.int64)
+    num_queries = tl.load(starts_ptr + sequence + 1).to(tl.int32) - start.to(tl.int32)
+    if first_token >= num_queries:
+        return
+    length = tl.load(lens_ptr + sequence)
+    rows = tl.arange(0, ROWS)  # [ROWS]
+    tokens = first_token + rows // GROUP
+    is_row = (rows // GROUP < ROWS // GROUP) & (tokens < num_queries)
+    own_positions = length - num_queries + tokens
+    channels = tl.arange(0, HEAD_BLOCK)  # [HEAD_BLOCK]
+    is_channel = channels < HEAD_DIM
+    heads = kv_head * GROUP + rows % GROUP
+    q = tl.load(
+        q_ptr
+        + (start + tokens)[:, None] * q_stride
+        + heads[:, None] * HEAD_DIM
+        + channels[None, :],
+        mask=is_row[:, None] & is_channel[None, :],
+        other=0.0,
+    )  # [ROWS, HEAD_BLOCK]
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    values_sum = tl.zeros([ROWS, HEAD_BLOCK], tl.float32)
+    # Pages that no token of the tile sees are skipped on both sides.
+    last_token = tl.minimum(first_token + ROWS // GROUP, num_queries) - 1
+    last_page = (length - num_queries + last_token) // PAGE + 1
+    first_page = 0
+    if HAS_WINDOW:
+        first_page = tl.maximum(length - num_queries + first_token - window + 1, 0) // PAGE
+    for page in range(first_page, last_page):
+        # A page's offset may pass 2^31 elements.
+        block = tl.load(tables_ptr + sequence * table_stride + page).to(tl.int64)
+        base = (block * num_kv_heads + kv_head) * PAGE * HEAD_DIM
+        positions = page * PAGE + tl.arange(0, PAGE)  # [PAGE]
+        offsets = tl.arange(0, PAGE)[:, None] * HEAD_DIM + channels[None, :]
+        # What lies beyond the context may be NaN: it is never loaded.
+        mask = (positions < length)[:, None] & is_channel[None, :]
+        keys = tl.load(keys_ptr + base + offsets, mask=mask, other=0.0)  # [PAGE, HEAD_BLOCK]
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale  # [ROWS, PAGE]
+        if HAS_SOFTCAP:
+            # tanh(x) = 1 - 2 / (e^2x + 1)
+            ratio = scores / softcap
+            scores = softcap * (1 - 2 / (tl.exp2(ratio * (2 * 1.4426950408889634)) + 1))
+        is_visible = positions[None, :] <= own_positions[:, None]
+        if HAS_WINDOW:
+            is_visible = is_visible & (positions[None, :] > own_positions[:, None] - window)
+        scores = tl.where(is_visible, scores * 1.4426950408889634, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+        # A row that has seen nothing yet (its window starts in a later page) keeps -inf.
+        anchor = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+        shrink = tl.exp2(largest - anchor)
+        probabilities = tl.exp2(scores - anchor[:, None])  # [ROWS, PAGE]
+        values = tl.load(values_ptr + base + offsets, mask=mask, other=0.0)
+        weight = weight * shrink + tl.sum(probabilities, axis=1)
+        values_sum = values_sum * shrink[:, None] + tl.dot(
+            probabilities.to(values.dtype), values, input_precision="ieee"
+        )
+        largest = new_largest
+    out = values_sum / weight[:, None]
+    place = ((start + tokens) * num_kv_heads * GROUP + heads)[:, None] * HEAD_DIM
+    tl.store(
+        out_ptr + place + channels[None, :],
+        out.to(out_ptr.dtype.element_ty),
+        mask=is_row[:, None] & is_channel[None, :],
+    )
+
+
+def prefill_with_triton(
+    q: torch.Tensor,
+    kv_cache: PagedKVCache,
+    layer: int,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attend for every sequence of the step, decodes among them: q [T, num_heads, D] -> like q."""
+    _, num_heads, head_dim = q.shape
+    assert q.stride(1) == head_dim
+    num_kv_heads = kv_cache.num_kv_heads
+    group = num_heads // num_kv_heads
+    # Short chunks take smaller tiles: idle rows cost as much as busy ones.
+    rows = min(QUERY_TILE, max(MIN_DOT_ROWS, next_power_of_2(group * metadata.max_query_len)))
+    rows = max(rows, next_power_of_2(group))
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    grid = (metadata.num_sequences, num_kv_heads, cdiv(metadata.max_query_len, rows // group))
+    if metadata.num_sequences == 0:
+        return out
+    tables = metadata.block_tables
+    _prefill_kernel[grid](
+        q,
+        kv_cache.keys[layer],
+        kv_cache.values[layer],
+        out,
+        metadata.query_start,
+        metadata.context_lens,
+        tables,
+        q.stride(0),
+        tables.stride(0),
+        num_kv_heads,
+        scale,
+        window or 0,
+        softcap or 0.0,
+        GROUP=group,
+        ROWS=rows,
+        HEAD_DIM=head_dim,
+        HEAD_BLOCK=max(MIN_DOT_ROWS, next_power_of_2(head_dim)),
+        PAGE=kv_cache.block_size,
+        HAS_WINDOW=window is not None,
+        HAS_SOFTCAP=softcap is not None,
+        num_warps=8 if rows >= QUERY_TILE else 4,
+    )
+    return out
 
 
 def prefill_with_torch(

@@ -20,6 +20,114 @@ import torch
 from kernels.attention_metadata import AttentionMetadata
 from kernels.cpu import library as cpu
 from kernels.kv_cache import PagedKVCache
+from kernels.triton_support import Pointer, Scalar, jit, next_power_of_2, runs_triton, tl
+
+
+@jit
+def _rotary_and_write_kv_kernel(
+    q_ptr: Pointer,
+    k_ptr: Pointer,
+    v_ptr: Pointer,
+    cos_sin_ptr: Pointer,
+    keys_ptr: Pointer,
+    values_ptr: Pointer,
+    positions_ptr: Pointer,
+    slots_ptr: Pointer,
+    q_stride: Scalar,
+    k_stride: Scalar,
+    v_stride: Scalar,
+    NUM_HEADS: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    KV_HEADS_BLOCK: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+) -> None:
+    """One program does one token: its q in place, its k and v into their page."""
+    token = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions_ptr + token)
+    slot = tl.load(slots_ptr + token)
+    half = tl.arange(0, HALF_BLOCK)  # [HALF_BLOCK]
+    is_half = half < HALF
+    cos = tl.load(cos_sin_ptr + position * 2 * HALF + half, mask=is_half, other=0.0)[None, :]
+    sin = tl.load(cos_sin_ptr + position * 2 * HALF + HALF + half, mask=is_half, other=0.0)[None, :]
+    # 1. q
+    heads = tl.arange(0, HEADS_BLOCK)  # [HEADS_BLOCK]
+    mask = (heads < NUM_HEADS)[:, None] & is_half[None, :]
+    places = q_ptr + token * q_stride + heads[:, None] * HEAD_DIM + half[None, :]
+    first = tl.load(places, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(places + HALF, mask=mask, other=0.0).to(tl.float32)
+    dtype = q_ptr.dtype.element_ty
+    tl.store(places, (first * cos - second * sin).to(dtype), mask=mask)
+    tl.store(places + HALF, (second * cos + first * sin).to(dtype), mask=mask)
+    # 2. k: the rotated part, then what lies beyond it
+    if slot >= 0:
+        kv_heads = tl.arange(0, KV_HEADS_BLOCK)  # [KV_HEADS_BLOCK]
+        is_head = (kv_heads < NUM_KV_HEADS)[:, None]
+        page = (slot // PAGE * NUM_KV_HEADS + kv_heads) * PAGE + slot % PAGE
+        page = page[:, None] * HEAD_DIM
+        mask = is_head & is_half[None, :]
+        places = k_ptr + token * k_stride + kv_heads[:, None] * HEAD_DIM + half[None, :]
+        first = tl.load(places, mask=mask, other=0.0).to(tl.float32)
+        second = tl.load(places + HALF, mask=mask, other=0.0).to(tl.float32)
+        dtype = keys_ptr.dtype.element_ty
+        targets = keys_ptr + page + half[None, :]
+        tl.store(targets, (first * cos - second * sin).to(dtype), mask=mask)
+        tl.store(targets + HALF, (second * cos + first * sin).to(dtype), mask=mask)
+        channels = tl.arange(0, HEAD_BLOCK)  # [HEAD_BLOCK]
+        mask = is_head & (channels < HEAD_DIM)[None, :]
+        offsets = kv_heads[:, None] * HEAD_DIM + channels[None, :]
+        if HALF * 2 < HEAD_DIM:
+            is_kept = mask & (channels >= HALF * 2)[None, :]
+            kept = tl.load(k_ptr + token * k_stride + offsets, mask=is_kept, other=0.0)
+            tl.store(keys_ptr + page + channels[None, :], kept.to(dtype), mask=is_kept)
+        # 3. v
+        values = tl.load(v_ptr + token * v_stride + offsets, mask=mask, other=0.0)
+        tl.store(values_ptr + page + channels[None, :], values.to(dtype), mask=mask)
+
+
+def rotary_and_write_kv_with_triton(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_sin: torch.Tensor,
+    kv_cache: PagedKVCache,
+    layer: int,
+    metadata: AttentionMetadata,
+) -> None:
+    """See `rotary_and_write_kv`; the heads of one token must lie side by side."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads, half = kv_cache.num_kv_heads, cos_sin.shape[-1]
+    assert q.stride(1) == k.stride(1) == v.stride(1) == head_dim
+    assert cos_sin.is_contiguous()
+    if num_tokens == 0:
+        return
+    _rotary_and_write_kv_kernel[(num_tokens,)](
+        q,
+        k,
+        v,
+        cos_sin,
+        kv_cache.keys[layer],
+        kv_cache.values[layer],
+        metadata.positions,
+        metadata.slot_mapping,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        NUM_HEADS=num_heads,
+        HEADS_BLOCK=next_power_of_2(num_heads),
+        NUM_KV_HEADS=num_kv_heads,
+        KV_HEADS_BLOCK=next_power_of_2(num_kv_heads),
+        HEAD_DIM=head_dim,
+        HEAD_BLOCK=next_power_of_2(head_dim),
+        HALF=half,
+        HALF_BLOCK=next_power_of_2(half),
+        PAGE=kv_cache.block_size,
+        num_warps=4,
+    )
 
 
 def build_cos_sin(
@@ -132,6 +240,8 @@ def rotary_and_write_kv(
     library = cpu.active()
     if library is not None and kv_cache.is_packed and library.supports(q, k, v):
         return library.rotary_and_write_kv(q, k, v, cos_sin, kv_cache, layer, metadata)
+    if runs_triton(q):
+        return rotary_and_write_kv_with_triton(q, k, v, cos_sin, kv_cache, layer, metadata)
     rows = cos_sin[metadata.positions]
     q.copy_(rotate(q, rows))
     rotated = rotate(k, rows)

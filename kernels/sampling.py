@@ -25,6 +25,10 @@ from dataclasses import dataclass
 
 import torch
 
+# Where thresholds are looked for first: 0.2 ms for 49152 logits, against 1.3 ms for a search.
+NUM_CANDIDATES = 256
+# Rows that are searched together: their float64 copies stay near the caches.
+ROWS_AT_ONCE = 8
 # What `sample` returns for a row without a finite largest logit (NaN, or everything masked).
 NO_TOKEN = -1
 
@@ -107,11 +111,9 @@ def _draw(logits: torch.Tensor, largest: torch.Tensor, batch: SamplingBatch) -> 
     thresholds = batch.min_p
     is_cut = (batch.top_k > 0) | (batch.top_p < 1)
     if bool(is_cut.any()):
-        cut = is_cut.nonzero().squeeze(1)
-        thresholds = thresholds.clone()
-        thresholds[cut] = torch.maximum(
-            thresholds[cut], _cut_thresholds(weights[cut], batch.top_k[cut], batch.top_p[cut])
-        )
+        rows = is_cut.nonzero().squeeze(1)
+        cut = _cut_thresholds(weights[rows], batch.top_k[rows], batch.top_p[rows])
+        thresholds = thresholds.index_put((rows,), torch.maximum(thresholds[rows], cut))
     if bool((thresholds > 0).any()):
         weights.masked_fill_(weights < thresholds[:, None], 0)
     return _first_beyond(weights, uniform_from_seed(batch.seeds, batch.positions))
@@ -120,7 +122,40 @@ def _draw(logits: torch.Tensor, largest: torch.Tensor, batch: SamplingBatch) -> 
 def _cut_thresholds(
     weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """max(t_k, t_p) [R] of weights [R, V]; top_k and top_p [R] may each be off."""
+    """max(t_k, t_p) [R] of weights [R, V], found among each row's largest NUM_CANDIDATES.
+
+    Rows whose kept set may be larger are searched. That choice is a row's own, so its token does
+    not depend on the batch.
+    """
+    vocabulary = weights.shape[1]
+    num_candidates = min(NUM_CANDIDATES, vocabulary)
+    values = weights.topk(num_candidates, dim=1).values  # [R, C], largest first
+    last = values[:, -1]
+    has_k, has_p = (top_k > 0) & (top_k < vocabulary), top_p < 1
+    rank = torch.where(has_k, top_k, 1).clamp(max=num_candidates) - 1
+    t_k = torch.where(has_k, values.gather(1, rank[:, None]).squeeze(1), 0)
+    mass = values.double().masked_fill(values < t_k[:, None], 0).cumsum(dim=1)
+    total = torch.where(has_k, mass[:, -1], weights.sum(dim=1, dtype=torch.float64))
+    target = top_p * total
+    num_below = (mass < target[:, None]).sum(dim=1).clamp(max=num_candidates - 1)
+    t_p = values.gather(1, num_below[:, None]).squeeze(1)
+    found = torch.where(has_p, torch.maximum(t_k, t_p), t_k)
+    # What equals the last candidate may have equals beyond it; weights of 0 are never drawn.
+    is_unsure = has_k & ((top_k > num_candidates) | (t_k == last))
+    is_unsure |= has_p & ((mass[:, -1] < target) | (found == last))
+    is_unsure &= last > 0
+    if num_candidates < vocabulary:
+        all_unsure = is_unsure.nonzero().squeeze(1)
+        for first in range(0, len(all_unsure), ROWS_AT_ONCE):
+            rows = all_unsure[first : first + ROWS_AT_ONCE]
+            found[rows] = _search_thresholds(weights[rows], top_k[rows], top_p[rows])
+    return found
+
+
+def _search_thresholds(
+    weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """max(t_k, t_p) [R] of weights [R, V], however many are kept."""
     masses = weights.double()
     t_k = torch.zeros_like(top_p)
     has_k = (top_k > 0) & (top_k < weights.shape[1])
@@ -137,27 +172,30 @@ def _cut_thresholds(
 def _threshold(weights: torch.Tensor, amounts: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The largest t [R] with  sum_{w_i >= t} amounts_i >= target, of weights [R, V] in [0, 1].
 
-    Floats >= 0 are ordered as their bit patterns: a histogram over the upper half of the bits, then
-    one over the lower half of those in the bin found, give t to its last bit. 0.3 ms for 49152
-    weights, where a sort takes 3. Amounts are float64, so the order of a sum shows nowhere.
+    Floats >= 0 are ordered as their bit patterns, so t is found ten bits at a time: a histogram of
+    the amounts over those bits, of the weights that agree with t so far, tells the next ones.
+    Amounts are float64, so the order of a sum shows nowhere.
     """
-    bits = weights.view(torch.int32).clamp(0, _BITS_OF_ONE)  # NaN has to fall into some bin
-    upper, lower = bits >> _LOWER_BITS, bits & ((1 << _LOWER_BITS) - 1)
-    upper_bin, above = _bin_reaching(upper, amounts, target, (_BITS_OF_ONE >> _LOWER_BITS) + 1)
-    amounts = amounts.masked_fill(upper != upper_bin[:, None], 0)
-    lower_bin, _ = _bin_reaching(lower, amounts, target - above, 1 << _LOWER_BITS)
-    return (upper_bin << _LOWER_BITS | lower_bin).int().view(torch.float32)
+    bits = weights.view(torch.int32).clamp(0, _BITS_OF_ONE).long()  # NaN has to fall into some bin
+    found = torch.zeros_like(target, dtype=torch.int64)
+    for shift in (20, 10, 0):
+        digit, above = _digit_reaching(bits >> shift & 1023, amounts, target)
+        found |= digit << shift
+        target = target - above
+        if shift:
+            amounts = amounts.masked_fill(bits >> shift != (found >> shift)[:, None], 0)
+    return found.int().view(torch.float32)
 
 
-def _bin_reaching(
-    bins: torch.Tensor, amounts: torch.Tensor, target: torch.Tensor, num_bins: int
+def _digit_reaching(
+    digits: torch.Tensor, amounts: torch.Tensor, target: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The highest bin [R] that lifts the sum from the top to target, and the sum [R] above it."""
-    sums = amounts.new_zeros((bins.shape[0], num_bins + 1))
-    sums.scatter_add_(1, num_bins - bins.long(), amounts)  # the highest bin comes at index 1
+    """The highest digit [R] that lifts the sum from the top to target, and the sum [R] above it."""
+    sums = amounts.new_zeros((digits.shape[0], 1025))
+    sums.scatter_add_(1, 1024 - digits, amounts)  # the highest digit comes at index 1
     running = sums.cumsum(dim=1)
-    index = (running < target[:, None]).sum(dim=1).clamp(1, num_bins)
-    return num_bins - index, running.gather(1, index[:, None] - 1).squeeze(1)
+    index = (running < target[:, None]).sum(dim=1).clamp(1, 1024)
+    return 1024 - index, running.gather(1, index[:, None] - 1).squeeze(1)
 
 
 def _first_beyond(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
@@ -193,7 +231,6 @@ def _signed64(value: int) -> int:
 
 
 _BITS_OF_ONE = 0x3F800000  # 1.0 as fp32
-_LOWER_BITS = 15  # of the 30 that fp32 in [0, 1] uses
 _GOLDEN = _signed64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = _signed64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = _signed64(0x94D049BB133111EB)

@@ -11,6 +11,7 @@ from kernels import reference
 from kernels.penalties import Penalties, RowPenalties, apply_penalties
 from kernels.sampling import (
     NO_TOKEN,
+    NUM_CANDIDATES,
     SamplingBatch,
     log_probs,
     sample,
@@ -51,7 +52,7 @@ def test_greedy_rows_take_the_first_largest_logit() -> None:
     ],
 )
 def test_draws_follow_the_filtered_distribution(options: dict[str, Any]) -> None:
-    num_draws, at_once = 2_000, 250  # a histogram takes 260 KB a row
+    num_draws, at_once = 2_000, 250
     row = torch.randn(40) * 2
     rows = [{**options, "seeds": 7, "positions": i} for i in range(num_draws)]
     drawn = [
@@ -68,7 +69,7 @@ def test_draws_follow_the_filtered_distribution(options: dict[str, Any]) -> None
     assert ((counts - num_draws * expected).abs() <= 5 * spread + 1).all()
 
 
-@pytest.mark.parametrize("vocabulary", [10, 256, 3000])
+@pytest.mark.parametrize("vocabulary", [10, NUM_CANDIDATES, 3000])
 def test_a_large_kept_set_is_drawn_exactly(vocabulary: int) -> None:
     row = torch.randn(vocabulary) * 0.1  # nearly flat: top_p keeps most of the vocabulary
     for options in ({"top_p": 0.9}, {"top_k": vocabulary - 3}, {"top_k": 2 * vocabulary}):
@@ -112,6 +113,14 @@ def test_equals_of_the_last_kept_token_are_kept() -> None:
     for options in ({"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.36}):
         rows = [{**options, "positions": i} for i in range(400)]
         assert set(sample(logits, batch_of(rows)).tolist()) == {0, 2, 3, 4}
+
+
+@pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.1}, {"top_k": 3, "top_p": 0.5}])
+def test_equals_beyond_the_candidates_are_kept_too(options: dict[str, Any]) -> None:
+    logits = torch.zeros(3000, 2 * NUM_CANDIDATES)
+    rows = [{**options, "positions": i} for i in range(3000)]
+    drawn = sample(logits, batch_of(rows))
+    assert len(set(drawn.tolist())) > 2 * NUM_CANDIDATES - 20
 
 
 def test_other_seed_or_position_gives_other_tokens() -> None:
