@@ -50,28 +50,28 @@ def queue_price(
 class DrainRate:
     """Requests per second that leave the queue, smoothed over about `window_s` seconds."""
 
-    __slots__ = ("_last_count", "_last_s", "_rate", "_window_s")
+    __slots__ = ("_age_s", "_last_count", "_last_s", "_rate", "_window_s")
 
     def __init__(self, window_s: float = 10.0) -> None:
         self._window_s = window_s
         self._last_count: int | None = None
         self._last_s = 0.0
-        self._rate: float | None = None
+        self._age_s = 0.0
+        self._rate = 0.0
 
     def observe(self, count: int, now_s: float) -> None:
         """`count` requests had left in all by `now_s`; a smaller one than before starts anew."""
         elapsed_s = now_s - self._last_s
-        if self._last_count is None or count < self._last_count:
-            self._last_count, self._last_s = count, now_s
-        elif elapsed_s > 0:
+        if self._last_count is not None and count >= self._last_count and elapsed_s > 0:
             rate = (count - self._last_count) / elapsed_s
-            share = min(1.0, elapsed_s / self._window_s)
-            self._rate = rate if self._rate is None else self._rate + share * (rate - self._rate)
-            self._last_count, self._last_s = count, now_s
+            # Until the window is full, a plain mean: the first moment must not outweigh the rest.
+            self._age_s = min(self._window_s, self._age_s + elapsed_s)
+            self._rate += min(1.0, elapsed_s / self._age_s) * (rate - self._rate)
+        self._last_count, self._last_s = count, now_s
 
     def wait_ms(self, position: int) -> int | None:
         """Milliseconds until the request at `position` is taken, or None while nothing leaves."""
-        if self._rate is None or self._rate < 1e-3:
+        if self._rate < 1e-3:
             return None
         return round(1000 * (position + 1) / self._rate)
 

@@ -32,6 +32,8 @@ class TwinRequest:
     worker: str | None = None
     is_published: bool = False
     is_cancelled: bool = False
+    is_orphaned: bool = False
+    """Its API node died and its worker was told: another death of that node concerns it no more."""
 
     @property
     def advance(self) -> float:
@@ -265,9 +267,12 @@ class BrokerTwin:
         self._drop(request)
 
     def _forget_node(self, node: str) -> None:
-        own = (request for request in self.requests.values() if request.node == node)
+        own = [each for each in self.requests.values() if each.node == node]
         for request in sorted(own, key=lambda request: request.request_id):
+            if request.is_orphaned:
+                continue
             if request.state == "taken":
+                request.is_orphaned = True
                 self._tell_cancel(request)
             else:
                 self._drop(request)

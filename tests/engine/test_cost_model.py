@@ -86,3 +86,11 @@ def test_a_clock_that_stood_still_teaches_nothing() -> None:
     correction.observe(0.0, 0.1)
     assert correction.factor == 1.0
     assert correction.residual_p95 == 0.0
+
+
+def test_an_idle_first_moment_does_not_outweigh_the_rest() -> None:
+    rate = DrainRate(window_s=10)
+    rate.observe(0, 0.0)
+    rate.observe(0, 0.01)
+    rate.observe(20, 1.0)
+    assert rate.wait_ms(19) == pytest.approx(1_000, rel=0.05)

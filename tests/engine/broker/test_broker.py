@@ -487,7 +487,7 @@ async def test_an_expected_wait_follows_from_the_pace_of_the_queue(
         await asyncio.sleep(0.05)
     position = await gateway.position(requests[-1])
     assert position.eta_ms is not None
-    assert 300 < position.eta_ms < 20_000
+    assert 300 < position.eta_ms < 30_000  # 30 left, taken at up to 20 a second
 
 
 async def test_heartbeats_are_read_by_model_and_altogether(

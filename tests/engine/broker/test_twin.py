@@ -197,8 +197,7 @@ class TwinMachine(RuleBasedStateMachine):
                 word.decode() for word in self.client.smembers(f"{self.keys.prefix}node:{node}")
             }
             # A dead node's running requests are left to their worker, which is told to stop.
-            gone = {key for key in ids if self.twin.requests[key].is_cancelled}
-            assert members - gone == ids - gone
+            assert members == {key for key in ids if not self.twin.requests[key].is_orphaned}
 
     @invariant()
     def messages_are_equal(self) -> None:
