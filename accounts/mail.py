@@ -12,9 +12,9 @@ from accounts.settings import AccountsSettings
 class Mailer:
     """Sends one mail at a time; raises OSError or smtplib.SMTPException when it cannot."""
 
-    def __init__(self, settings: AccountsSettings, *, console: TextIO = sys.stderr) -> None:
+    def __init__(self, settings: AccountsSettings, *, console: TextIO | None = None) -> None:
         self._settings = settings
-        self._console = console
+        self._console = console or sys.stderr
 
     async def send(self, *, to: str, subject: str, body: str) -> None:
         """Send a plain-text mail, in a thread: SMTP waits for the other side many times."""

@@ -16,9 +16,6 @@ def price_of(uncached: int, cached: int, output: int) -> int:
 class OracleHold:
     prompt: int
     authorized: int
-    num_choices: int
-    gateway: str
-    epoch: int = 1
     charge: int | None = None
 
     @property

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    Bundle,
     RuleBasedStateMachine,
-    consumes,
     initialize,
     invariant,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -43,17 +42,17 @@ from tests.billing.oracle import CACHED, INPUT, OUTPUT, Oracle, OracleHold, pric
 
 ORGANIZATION = "org_machine"
 SHARED_MEMORY = Path("/dev/shm")
-ROUGHLY_ONE_REQUEST = 100_000
+ROUGHLY_ONE_REQUEST = 50_000
 
 faults = st.sampled_from([None, None, None, "before", "after"])
-amounts = st.integers(1, 3 * ROUGHLY_ONE_REQUEST)
-prompts = st.integers(0, 12)
-tokens = st.integers(1, 12)
+amounts = st.integers(1, 4 * ROUGHLY_ONE_REQUEST)
+prompts = st.integers(0, 8)
+tokens = st.integers(1, 5)
+positions = st.integers(0, 10)
 
 
 class BooksMachine(RuleBasedStateMachine):
     template: Path
-    requests = Bundle("requests")
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +68,7 @@ class BooksMachine(RuleBasedStateMachine):
         self.counter = 0
         self.gateway = ""
 
-    @initialize(credit=st.integers(0, 2 * ROUGHLY_ONE_REQUEST))
+    @initialize(credit=st.integers(0, 4 * ROUGHLY_ONE_REQUEST))
     def open_books(self, credit: int) -> None:
         self.run(self.begin_gateway())
         if credit:
@@ -102,81 +101,85 @@ class BooksMachine(RuleBasedStateMachine):
         self.counter += 1
         return f"{prefix}_{self.counter:03}"
 
-    @rule(
-        target=requests,
-        prompt=prompts,
-        per_choice=tokens,
-        num_choices=st.integers(1, 3),
-        fault=faults,
-    )
-    def admit(self, prompt: int, per_choice: int, num_choices: int, fault: Fault | None) -> str:
-        request_id = self.next_id("req")
-        output = per_choice * num_choices
-        admit = AdmitHold(
-            request_id=request_id,
+    def pick(self, position: int) -> tuple[str, OracleHold]:
+        return self.open_holds[position % len(self.open_holds)]
+
+    @property
+    def open_holds(self) -> list[tuple[str, OracleHold]]:
+        return [item for item in self.oracle.holds.items() if item[1].is_open]
+
+    def admission(self, prompt: int, per_choice: int, num_choices: int) -> AdmitHold:
+        return AdmitHold(
+            request_id=self.next_id("req"),
             organization_id=ORGANIZATION,
             api_key_id="key_machine",
             model="m",
             price_id="price_machine",
             gateway=self.gateway,
             input_tokens=prompt,
-            output_tokens=output,
+            output_tokens=per_choice * num_choices,
             num_choices=num_choices,
         )
-        fitting = self.oracle.fitting(prompt, output, num_choices)
-        self.faults.planned.append(fault)
-        if fault is not None:
-            self.admit_without_an_answer(admit, fitting if fault == "after" else None)
-        elif fitting is None:
-            with pytest.raises(InsufficientCredit):
-                self.run(self.writer.admit(admit))
-        else:
-            hold = self.run(self.writer.admit(admit))
-            assert hold.authorized_output_tokens == fitting
-            assert hold.amount_nano_usd == price_of(prompt, 0, fitting)
-            assert self.run(self.writer.admit(admit)) == hold
-            self.oracle.holds[request_id] = OracleHold(prompt, fitting, num_choices, self.gateway)
-            assert self.oracle.available >= 0
-        return request_id
 
-    def admit_without_an_answer(self, admit: AdmitHold, held: int | None) -> None:
+    @precondition(lambda self: self.oracle.available > 0)
+    @rule(wishes=st.lists(st.tuples(prompts, tokens, st.integers(1, 3)), min_size=1, max_size=4))
+    def admit_together(self, wishes: list[tuple[int, int, int]]) -> None:
+        """They share a transaction, and each sees what the ones before it have taken."""
+        admits = [self.admission(*wish) for wish in wishes]
+
+        async def admit_all() -> list[Any]:
+            return await asyncio.gather(*map(self.writer.admit, admits), return_exceptions=True)
+
+        for admit, result in zip(admits, self.run(admit_all()), strict=True):
+            fitting = self.oracle.fitting(
+                admit.input_tokens, admit.output_tokens, admit.num_choices
+            )
+            if fitting is None:
+                assert isinstance(result, InsufficientCredit)
+                continue
+            assert result.authorized_output_tokens == fitting
+            assert result.amount_nano_usd == price_of(admit.input_tokens, 0, fitting)
+            self.oracle.holds[admit.request_id] = OracleHold(admit.input_tokens, fitting)
+            assert self.oracle.available >= 0
+            assert self.run(self.writer.admit(admit)) == result
+
+    @precondition(lambda self: self.oracle.available > ROUGHLY_ONE_REQUEST // 2)
+    @rule(prompt=prompts, per_choice=tokens, fault=st.sampled_from(["before", "after"]))
+    def admit_without_an_answer(self, prompt: int, per_choice: int, fault: Fault) -> None:
         """The caller cannot know, so the writer itself takes back what may have been held."""
+        admit = self.admission(prompt, per_choice, 1)
+        fitting = self.oracle.fitting(prompt, per_choice, 1)
+        self.faults.planned.append(fault)
         with pytest.raises(LedgerUnavailable):
             self.run(self.writer.admit(admit))
         with pytest.raises(HoldNotFound):  # the queue is in order: this comes after the void
             self.run(self.writer.void("req_none", 1, "aborted"))
-        if held is not None:
-            hold = OracleHold(admit.input_tokens, held, admit.num_choices, self.gateway, charge=0)
-            self.oracle.holds[admit.request_id] = hold
+        if fitting is not None and fault == "after":
+            self.oracle.holds[admit.request_id] = OracleHold(prompt, fitting, charge=0)
 
-    @rule(request_id=requests, more=st.integers(0, 15), fault=faults)
-    def extend(self, request_id: str, more: int, fault: Fault | None) -> None:
-        hold = self.oracle.holds.get(request_id)
-        if hold is None or not hold.is_open or hold.gateway != self.gateway:
-            return
+    @precondition(lambda self: self.open_holds)
+    @rule(position=positions, more=st.integers(0, 15), fault=faults)
+    def extend(self, position: int, more: int, fault: Fault | None) -> None:
+        request_id, hold = self.pick(position)
         target = hold.authorized + more
-        increase = price_of(hold.prompt, 0, target) - hold.amount
-        self.faults.planned.append(fault)
+        is_covered = price_of(hold.prompt, 0, target) - hold.amount <= self.oracle.available
         if fault is not None:
+            self.faults.planned.append(fault)
             with pytest.raises(LedgerUnavailable):
                 self.run(self.writer.extend(request_id, 1, target))
-        if more and increase > self.oracle.available and fault is None:
+        if more and not is_covered:
             with pytest.raises(InsufficientCredit):
                 self.run(self.writer.extend(request_id, 1, target))
             return
-        if more and increase > self.oracle.available:
-            return
-        assert (
-            self.run(self.writer.extend(request_id, 1, target)).authorized_output_tokens == target
-        )
+        extended = self.run(self.writer.extend(request_id, 1, target))
         hold.authorized = target
-        assert self.oracle.available >= 0 or not more
+        assert extended.authorized_output_tokens == target
+        assert extended.amount_nano_usd == hold.amount
 
-    @rule(request_id=requests, data=st.data(), fault=faults)
-    def settle(self, request_id: str, data: st.DataObject, fault: Fault | None) -> None:
-        hold = self.oracle.holds.get(request_id)
-        if hold is None or not hold.is_open or hold.gateway != self.gateway:
-            return
+    @precondition(lambda self: self.open_holds)
+    @rule(position=positions, data=st.data(), fault=faults)
+    def settle(self, position: int, data: st.DataObject, fault: Fault | None) -> None:
+        request_id, hold = self.pick(position)
         cached = data.draw(st.integers(0, hold.prompt))
         output = data.draw(st.integers(0, hold.authorized))
         settle = SettleHold(request_id, 1, hold.prompt - cached, cached, output, "completed")
@@ -191,18 +194,18 @@ class BooksMachine(RuleBasedStateMachine):
         assert settlement.available_nano_usd == self.oracle.available
         assert self.run(self.writer.settle(settle)) == settlement
 
-    @rule(request_id=requests, fault=faults)
-    def void(self, request_id: str, fault: Fault | None) -> None:
-        hold = self.oracle.holds.get(request_id)
-        if hold is None or hold.gateway != self.gateway or hold.epoch != 1:
-            return
-        self.faults.planned.append(fault)
-        settlement = self.run(self.writer.void(request_id, 1, "platform_fault"))
-        self.faults.planned.clear()
-        if hold.is_open:
-            self.oracle.close(request_id, 0)
-        assert settlement.charge_nano_usd == hold.charge
+    @precondition(lambda self: self.open_holds)
+    @rule(position=positions, fault=faults)
+    def void(self, position: int, fault: Fault | None) -> None:
+        request_id, _ = self.pick(position)
+        for planned in ([fault], []):
+            self.faults.planned += planned
+            settlement = self.run(self.writer.void(request_id, 1, "platform_fault"))
+            self.faults.planned.clear()
+            assert settlement.charge_nano_usd == 0
+        self.oracle.close(request_id, 0)
 
+    @precondition(lambda self: len(self.open_holds) > 3)
     @rule()
     def gateway_dies(self) -> None:
         """Its holds come free; it wakes up again and finds itself fenced."""
@@ -215,14 +218,12 @@ class BooksMachine(RuleBasedStateMachine):
             await self.begin_gateway()
 
         self.run(die())
-        for request_id, hold in self.oracle.holds.items():
-            if hold.is_open:
-                self.oracle.close(request_id, 0)
-                hold.epoch += 1
-                with pytest.raises(HoldFenced):
-                    self.run(zombie.extend(request_id, 1, hold.authorized + 1))
-                with pytest.raises(HoldFenced):
-                    self.run(zombie.settle(SettleHold(request_id, 1, 0, 0, 0, "completed")))
+        for request_id, hold in self.open_holds:
+            self.oracle.close(request_id, 0)
+            with pytest.raises(HoldFenced):
+                self.run(zombie.extend(request_id, 1, hold.authorized + 1))
+            with pytest.raises(HoldFenced):
+                self.run(zombie.settle(SettleHold(request_id, 1, 0, 0, 0, "completed")))
         self.run(zombie.stop())
 
     @rule(amount=amounts, is_paid=st.booleans(), fault=faults)
@@ -231,7 +232,8 @@ class BooksMachine(RuleBasedStateMachine):
         self.post(amount, contra, "paid" if is_paid else "promotional", fault)
         self.oracle.give(amount, is_paid)
 
-    @rule(amount=st.integers(1, ROUGHLY_ONE_REQUEST), fault=faults)
+    @precondition(lambda self: self.oracle.posted > 0)
+    @rule(amount=st.integers(1, ROUGHLY_ONE_REQUEST // 2), fault=faults)
     def take(self, amount: int, fault: Fault | None) -> None:
         """An operator may take more than is there; what is held stays held."""
         self.post(-amount, chart.ADJUSTMENTS, "paid", fault)
@@ -263,10 +265,6 @@ class BooksMachine(RuleBasedStateMachine):
                 self.run(post_once())
         self.run(post_once())
         self.run(post_once())
-
-    @rule(request_id=consumes(requests))
-    def forget(self, request_id: str) -> None:
-        """Leave a request as it is, so that holds pile up too."""
 
     @invariant()
     def books_are_what_the_oracle_says(self) -> None:

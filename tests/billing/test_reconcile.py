@@ -1,6 +1,6 @@
 """Every check of the books is made to fail by the damage that it is there for."""
 
-import random
+import asyncio
 
 import pytest
 from sqlalchemy import text
@@ -36,14 +36,12 @@ DAMAGE = {
 
 
 async def some_history(books: Books, writer: HoldWriter) -> None:
-    generator = random.Random(5)
-    for index in range(12):
-        hold = await writer.admit(books.admit())
-        if index % 4 == 3:
-            await writer.void(hold.request_id, hold.epoch, "platform_fault")
-        elif index % 4 != 2:
-            cached = generator.randrange(100)
-            await writer.settle(settle_of(hold, 100 - cached, cached, generator.randrange(10) + 1))
+    """Requests of every fate: settled, voided, still open."""
+    admitted = await asyncio.gather(*(writer.admit(books.admit()) for _ in range(12)))
+    await asyncio.gather(
+        *(writer.settle(settle_of(hold, 70, 30, 5)) for hold in admitted[:6]),
+        *(writer.void(hold.request_id, hold.epoch, "platform_fault") for hold in admitted[6:9]),
+    )
 
 
 async def failed_checks(sessions: Sessions) -> set[str]:
