@@ -9,6 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ["common", "accounts", "billing", "engine", "kernels", "api", "web", "infra"]
 LONGEST_FUNCTION = 70
+LONGEST_KERNEL = 110
+"""A Triton kernel is one function, and has a parameter a line."""
 DURATIONS_ONLY = {"settings.py", "celery_app.py", "holds.py"}
 """Modules of billing whose floats are seconds."""
 
@@ -44,7 +46,9 @@ def test_no_function_is_longer_than_a_screen(path: Path) -> None:
     for name, node in _functions(ast.parse(path.read_text())):
         assert node.end_lineno is not None
         length = node.end_lineno - node.lineno + 1
-        assert length <= LONGEST_FUNCTION, f"{named(path)}:{node.lineno} {name}: {length} lines"
+        is_kernel = any("jit" in ast.dump(decorator) for decorator in node.decorator_list)
+        longest = LONGEST_KERNEL if is_kernel else LONGEST_FUNCTION
+        assert length <= longest, f"{named(path)}:{node.lineno} {name}: {length} lines"
 
 
 def _touches_float(node: ast.AST) -> bool:
