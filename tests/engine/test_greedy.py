@@ -113,6 +113,7 @@ def test_families_generate_what_transformers_does(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_the_default_model_generates_what_transformers_does(
     default_model_directory: Path, backend: str
 ) -> None:
