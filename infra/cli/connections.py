@@ -16,6 +16,8 @@ from infra.settings import InfraSettings
 
 Result = TypeVar("Result")
 
+THREAD_GRACE_S = 0.1
+
 
 def run_in_transaction(work: Callable[[AsyncSession], Awaitable[Result]]) -> Result:
     """Run `work` in one transaction on the configured database."""
@@ -27,6 +29,9 @@ def run_in_transaction(work: Callable[[AsyncSession], Awaitable[Result]]) -> Res
                 return await work(session)
         finally:
             await engine.dispose()
+            # aiosqlite's thread of a connection that could not be opened still has a word for the
+            # loop; without a moment to say it, it complains on standard error.
+            await asyncio.sleep(THREAD_GRACE_S)
 
     return asyncio.run(main())
 
