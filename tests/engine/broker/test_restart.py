@@ -61,12 +61,14 @@ async def running(server: RestartableRedis) -> AsyncIterator[tuple[GatewayBroker
     connection = redis.asyncio.Redis.from_url(server.url)
     client = redis.Redis.from_url(server.url)
     gateway = GatewayBroker(connection, "node-1", settings=SETTINGS)
-    await gateway.start()
-    yield gateway, WorkerBroker(client, "worker-1", MODEL, settings=SETTINGS)
-    await gateway.stop()
-    await connection.aclose()
-    client.close()
-    server.kill()
+    try:
+        await gateway.start()
+        yield gateway, WorkerBroker(client, "worker-1", MODEL, settings=SETTINGS)
+    finally:
+        await gateway.stop()
+        await connection.aclose()
+        client.close()
+        server.kill()
 
 
 async def take_patiently(worker: WorkerBroker, count: int) -> list[GenerateRequest]:
