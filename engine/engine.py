@@ -32,6 +32,14 @@ from engine.slots import SlotTable
 BLOCK_SIZE = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt of a request that holds nothing any more."""
+
+    request_id: str
+    attempt: int
+
+
 @dataclass(slots=True)
 class StepOutput:
     """What one step produced, and what ended since the step before."""
@@ -39,8 +47,7 @@ class StepOutput:
     step: int
     frames: dict[str, list[TokenFrame]] = field(default_factory=dict)
     """By API node."""
-    finished: list[str] = field(default_factory=list)
-    """Requests that hold nothing any more."""
+    finished: list[Ended] = field(default_factory=list)
     charges: dict[str, float] = field(default_factory=dict)
     """Machine seconds by tenant."""
 
@@ -261,7 +268,7 @@ class Engine:
         self._open_choices[request_id] -= sequence.num_choices
         if self._open_choices[request_id] <= 0:
             del self._open_choices[request_id]
-            self._output.finished.append(request_id)
+            self._output.finished.append(Ended(request_id, sequence.request.attempt))
 
     def _timing(self, sequence: Sequence) -> Timing:
         now_us = self._now_us()

@@ -13,7 +13,7 @@ import structlog
 
 from engine.broker.errors import BrokerUnreachable
 from engine.broker.worker import Exchange, WorkerBroker
-from engine.engine import StepOutput
+from engine.engine import Ended, StepOutput
 from engine.mailbox import EngineNews, Mailbox
 from engine.messages import (
     Cancel,
@@ -41,7 +41,7 @@ class _Unsent:
 
     frames: dict[str, list[TokenFrame]] = field(default_factory=dict)
     charges: dict[str, float] = field(default_factory=dict)
-    finished: list[str] = field(default_factory=list)
+    finished: list[Ended] = field(default_factory=list)
     withdrawn: list[str] = field(default_factory=list)
     step: int = 0
 
@@ -82,6 +82,7 @@ class IoThread:
         """Taken and not finished, by id."""
         self._integrity: IntegrityReport | None = None
         self._is_draining = False
+        self._drain_timeout_s = settings.drain_timeout_s
         self._drain_wanted = threading.Event()
         self._stop_wanted = threading.Event()
         self._can_take = threading.Event()
@@ -89,8 +90,10 @@ class IoThread:
         self._due = dict.fromkeys(("heartbeat", "renew", "nodes"), 0.0)
         self._backoff_s = FIRST_BACKOFF_S
 
-    def drain(self) -> None:
+    def drain(self, timeout_s: float | None = None) -> None:
         """Take nothing more; `run` returns when what runs has ended, or its time is over."""
+        if timeout_s is not None:
+            self._drain_timeout_s = timeout_s
         self._drain_wanted.set()
         self._mailbox.wake()
 
@@ -105,7 +108,7 @@ class IoThread:
                 if self._drain_wanted.is_set() and not self._is_draining:
                     self._is_draining = True
                     self._mailbox.order_drain()
-                    deadline = time.monotonic() + self._settings.drain_timeout_s
+                    deadline = time.monotonic() + self._drain_timeout_s
                 self._turn()
                 if self._is_draining and not self._requests and self._unsent.is_empty:
                     return
@@ -141,14 +144,15 @@ class IoThread:
             node: StepFrames(worker=self._broker.worker, step=unsent.step, frames=frames)
             for node, frames in unsent.frames.items()
         }
+        finished = [ended.request_id for ended in unsent.finished if self._holds(ended)]
         exchange = self._broker.exchange(
             frames_by_node=by_node,
             charges=unsent.charges,
-            finished=unsent.finished,
+            finished=finished,
             max_requests=self._room(),
         )
-        for request_id in unsent.finished:
-            self._requests.pop(request_id, None)
+        for request_id in finished:
+            del self._requests[request_id]
         withdrawn, self._unsent = unsent.withdrawn, _Unsent(step=unsent.step)
         self._has_word = False
         self._note(exchange)
@@ -158,6 +162,11 @@ class IoThread:
             self._broker.give_back(withdrawn)
         if self._room() > 0:
             self._can_take.set()
+
+    def _holds(self, ended: Ended) -> bool:
+        """Whether this is the attempt held here; the next one may have been taken already."""
+        request = self._requests.get(ended.request_id)
+        return request is not None and request.attempt == ended.attempt
 
     def _room(self) -> int:
         """Requests that may be taken now: a window that can soon start, never the whole queue."""

@@ -48,7 +48,7 @@ class EngineNews:
 class Mailbox:
     """Orders for the engine thread, news for the I/O thread. Every method is thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, stats: EngineStats) -> None:
         self._lock = threading.Lock()
         self._ordered = threading.Condition(self._lock)
         self._told = threading.Condition(self._lock)
@@ -57,8 +57,7 @@ class Mailbox:
         self._withdrawn: list[str] = []
         self._integrity: IntegrityReport | None = None
         self._is_woken = False
-        self._stats = EngineStats()
-        self._is_engine_idle = True
+        self._stats = stats
 
     # for the I/O thread
 
@@ -117,22 +116,14 @@ class Mailbox:
         with self._lock:
             return self._stats
 
-    @property
-    def is_engine_idle(self) -> bool:
-        """Whether the engine has nothing to compute and nothing was ordered."""
-        with self._lock:
-            return self._is_engine_idle and self._orders.is_empty and not self._outputs
-
     # for the engine thread
 
     def take_orders(self, *, is_idle: bool) -> EngineOrders:
         """The orders so far; an idle engine sleeps until there are some."""
         with self._lock:
-            self._is_engine_idle = is_idle
             while is_idle and self._orders.is_empty:
                 self._ordered.wait()
             orders, self._orders = self._orders, EngineOrders()
-            self._is_engine_idle = False
             return orders
 
     def tell(

@@ -83,7 +83,7 @@ def serve(identity: Identity, loaded: LoadedEngine, settings: EngineSettings) ->
         redis_url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, retry=None
     )
     broker = WorkerBroker(redis, identity.worker, identity.model, settings=BrokerSettings())
-    mailbox = Mailbox()
+    mailbox = Mailbox(loaded.engine.stats)
     io_thread = IoThread(broker, mailbox, settings, _describer(identity, loaded, mailbox))
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -96,10 +96,14 @@ def serve(identity: Identity, loaded: LoadedEngine, settings: EngineSettings) ->
     # NOTE: Python runs signal handlers in the main thread between two of its instructions. `drain`
     # takes a lock, so no other work may be done here that might hold it.
     failures: list[BaseException] = []
+
+    def guarded(run: Callable[[], None]) -> Callable[[], None]:
+        return lambda: _run_guarded(run, io_thread, failures)
+
     engine_thread = threading.Thread(
-        target=_guarded, args=(EngineThread(loaded.engine, mailbox), io_thread, failures)
+        target=guarded(EngineThread(loaded.engine, mailbox).run), name="engine", daemon=True
     )
-    talker = threading.Thread(target=io_thread.run, name="io")
+    talker = threading.Thread(target=guarded(io_thread.run), name="io")
     engine_thread.start()
     talker.start()
     while talker.is_alive():
@@ -110,13 +114,16 @@ def serve(identity: Identity, loaded: LoadedEngine, settings: EngineSettings) ->
         sys.exit(1)
 
 
-def _guarded(engine: EngineThread, io_thread: IoThread, failures: list[BaseException]) -> None:
-    """An engine that cannot go on drains the worker, so that its requests go elsewhere."""
+def _run_guarded(
+    run: Callable[[], None], io_thread: IoThread, failures: list[BaseException]
+) -> None:
+    """A thread that cannot go on ends the worker; its requests go back to the queue at once."""
     try:
-        engine.run()
+        run()
     except Exception as failure:
+        logger.exception("worker thread failed")
         failures.append(failure)
-        io_thread.drain()
+        io_thread.drain(timeout_s=0.0)
 
 
 def _describer(
@@ -177,7 +184,10 @@ def _parse_arguments() -> Identity:
 def _die_with_parent() -> None:
     """Have the kernel end this process with its supervisor (elsewhere the guardian does it)."""
     if sys.platform == "linux":
+        parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the line above
+            sys.exit(1)
 
 
 def _keep_freed_memory() -> None:

@@ -72,7 +72,7 @@ class Driver:
         for frames in output.frames.values():
             for frame in frames:
                 self._receive(frame)
-        self.finished += output.finished
+        self.finished += [ended.request_id for ended in output.finished]
         for tenant, seconds in output.charges.items():
             self.charges[tenant] = self.charges.get(tenant, 0.0) + seconds
 

@@ -1,0 +1,188 @@
+"""The whole engine under any order of events, with memory for hardly more than one request.
+
+Arrivals with shared prefixes, several choices, failovers, cancellations, dead nodes and failing
+steps: every token is the one that the fake model says for the *whole* history, no block is lost,
+and everything comes to an end.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.engine import Engine, StepOutput
+from engine.messages import CostModel, GenerateRequest, Sampling
+from engine.model_runner import ModelRunner
+from engine.settings import EngineSettings
+from tests.engine.driver import request
+from tests.engine.fake_model import FakeModel, next_token
+
+NUM_BLOCKS = 7
+POISON = 511
+COST = CostModel(base_s=1e-3, per_token_s=1e-3, per_context_s=1e-7)
+TAILS = [[tail] * (7 * tail % 60 + 1) for tail in range(6)]
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Few blocks, few slots, short steps: preemption and pauses are the normal case."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = FakeModel()
+        self.model.fails_on_token = POISON
+        limits = EngineSettings(max_running=6, max_step_tokens=128, step_s=0.05, idle_step_s=0.1)
+        runner = ModelRunner(self.model, NUM_BLOCKS)
+        self.engine = Engine(runner, limits, NUM_BLOCKS, cost_model=COST)
+        self.open: dict[str, GenerateRequest] = {}
+        self.texts: dict[tuple[str, int], list[int]] = {}
+        self.num_open_choices: dict[str, int] = {}
+        self.count = 0
+
+    @rule(
+        num_shared=st.sampled_from([0, 64, 100, 128]),
+        tail=st.sampled_from(TAILS),
+        num_tokens=st.integers(1, 100),
+        num_choices=st.sampled_from([1, 1, 1, 2, 3]),
+        num_emitted=st.sampled_from([0, 0, 0, 5, 70]),
+        key=st.floats(0, 3),
+        tenant=st.sampled_from(["one", "two"]),
+        stop=st.sets(st.integers(0, 63), max_size=8),
+    )
+    def arrive(
+        self,
+        num_shared: int,
+        tail: list[int],
+        num_tokens: int,
+        num_choices: int,
+        num_emitted: int,
+        key: float,
+        tenant: str,
+        stop: set[int],
+    ) -> None:
+        self.count += 1
+        prompt = [3] * num_shared + tail
+        emitted: list[int] = []
+        if num_choices == 1 and num_emitted < num_tokens:
+            for _ in range(num_emitted):
+                emitted.append(next_token(prompt + emitted))
+        new = request(
+            f"r{self.count}",
+            prompt,
+            num_tokens,
+            sampling=Sampling(temperature=0, stop_token_ids=tuple(stop)),
+            key=key,
+            tenant=tenant,
+            num_choices=num_choices,
+            emitted=tuple(emitted),
+            node=f"node{self.count % 3}",
+        )
+        self.open[new.request_id] = new
+        self.num_open_choices[new.request_id] = num_choices
+        for choice in range(num_choices):
+            self.texts[new.request_id, choice] = list(emitted)
+        self.engine.add(new)
+
+    @rule(count=st.integers(1, 30))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            if self.engine.has_work:
+                self._step()
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.engine.cancel(data.draw(st.sampled_from(sorted(self.open))))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def come_back_with_the_next_attempt(self, data: st.DataObject) -> None:
+        old = self.open[data.draw(st.sampled_from(sorted(self.open)))]
+        text = self.texts[old.request_id, 0]
+        if old.num_choices > 1 or len(text) >= old.authorized_tokens:
+            return
+        new = request(
+            old.request_id,
+            old.prompt_token_ids,
+            old.authorized_tokens,
+            sampling=old.sampling,
+            key=old.key,
+            tenant=old.tenant,
+            attempt=old.attempt + 1,
+            emitted=tuple(text),
+            node=old.node,
+        )
+        self.open[old.request_id] = new
+        self.engine.add(new)
+
+    @rule(node=st.sampled_from(["node0", "node1", "node2"]))
+    def node_dies(self, node: str) -> None:
+        self.engine.cancel_nodes({node})
+        for request_id in [key for key, new in self.open.items() if new.node == node]:
+            del self.open[request_id]
+
+    @rule()
+    def a_poisoned_request_arrives(self) -> None:
+        self.count += 1
+        new = request(f"r{self.count}", [POISON, 1], 3)
+        self.open[new.request_id] = new
+        self.num_open_choices[new.request_id] = 1
+        self.texts[new.request_id, 0] = []
+        self.engine.add(new)
+
+    @invariant()
+    def no_block_is_lost(self) -> None:
+        assert self.engine.problems() == []
+        assert self.engine.stats.num_running <= 6
+
+    def teardown(self) -> None:
+        for _ in range(5_000):
+            if not self.engine.has_work:
+                break
+            self._step()
+        assert not self.engine.has_work, "a request never came to its end"
+        assert self.open == {}
+        assert self.engine.problems() == []
+        assert self.engine.stats.free_kv_tokens == NUM_BLOCKS * 64
+
+    def _step(self) -> None:
+        try:
+            output = self.engine.step()
+        except RuntimeError:
+            output = self.engine.abandon("planted")
+        self._receive(output)
+
+    def _receive(self, output: StepOutput) -> None:
+        for frame in (frame for frames in output.frames.values() for frame in frames):
+            new = self.open.get(frame.request_id)
+            if new is None or frame.attempt != new.attempt:
+                continue
+            text = self.texts[frame.request_id, frame.choice]
+            assert frame.first_index == len(text), "a gap between frames"
+            for token in frame.token_ids:
+                assert token == next_token(new.prompt_token_ids + text)
+                text.append(token)
+            assert len(text) <= new.authorized_tokens, "the fence was passed"
+            if frame.finish_reason is not None:
+                self._end(new, text, frame.finish_reason)
+        finished = {(ended.request_id, ended.attempt) for ended in output.finished}
+        for request_id, new in list(self.open.items()):
+            is_over = self.num_open_choices[request_id] == 0
+            assert is_over == ((request_id, new.attempt) in finished)
+            if is_over:
+                del self.open[request_id]
+
+    def _end(self, new: GenerateRequest, text: list[int], reason: str) -> None:
+        self.num_open_choices[new.request_id] -= 1
+        stop = new.sampling.stop_token_ids
+        if reason == "stop":
+            assert text[-1] in stop
+        if reason == "length":
+            assert len(text) == new.authorized_tokens
+        if reason == "error":
+            assert POISON in new.prompt_token_ids or self._was_beside_poison(new)
+
+    def _was_beside_poison(self, new: GenerateRequest) -> bool:
+        return any(POISON in other.prompt_token_ids for other in self.open.values())
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
