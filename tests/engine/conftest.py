@@ -12,3 +12,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def eager_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Admit without reserving growth, so that running sequences take blocks from each other."""
+    monkeypatch.setattr("engine.outlook.EXPECTED_OUTPUT_TOKENS", 1.0)
+    monkeypatch.setattr("engine.outlook.EXPECTATION_RATE", 0.0)
+    monkeypatch.setattr("engine.outlook.MIN_GROWTH_TOKENS", 1)

@@ -2,9 +2,12 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from engine.messages import Sampling
+from engine.planner import Plan, plan
+from engine.slots import SEED_OF_CHOICE, signed_64
 from tests.engine.driver import Driver, create_driver, request
 from tests.engine.fake_model import FakeModel, expected_output
 
@@ -73,11 +76,85 @@ def test_another_tenant_finds_nothing_in_the_cache() -> None:
     assert run.received["second", 0].num_cached_tokens == 0
 
 
+@pytest.mark.usefixtures("eager_admission")
 def test_preempted_sequences_resume_with_the_same_output() -> None:
     run = driver(num_blocks=8)
     prompts = [prompt(60, seed) for seed in range(6)]
     outputs = run.generate([request(f"r{i}", p, 150) for i, p in enumerate(prompts)])
     assert outputs == [expected_output(p, 150) for p in prompts]
+    assert 0 < run.engine.stats.num_preemptions < 40, "it preempts, and does not thrash"
+
+
+def test_reservation_makes_preemption_rare() -> None:
+    run = driver(num_blocks=8)
+    prompts = [prompt(60, seed) for seed in range(6)]
+    run.generate([request(f"r{i}", p, 150) for i, p in enumerate(prompts)])
+    assert run.engine.stats.num_preemptions == 0
+
+
+@pytest.mark.usefixtures("eager_admission")
+def test_choices_that_do_not_fit_together_are_computed_one_after_the_other() -> None:
+    run = driver(num_blocks=6)
+    run.generate([request("a", prompt(100), 200, num_choices=3)])
+    for choice in range(3):
+        assert run.received["a", choice].token_ids == expected_output(prompt(100), 200)
+    assert run.engine.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "forbidden"),
+    [
+        (Sampling(temperature=0, logit_bias={300: -100.0}), 300),
+        (Sampling(temperature=0, repetition_penalty=5.0), None),
+        (Sampling(temperature=0, frequency_penalty=2.0, presence_penalty=1.0), None),
+    ],
+)
+def test_adjusted_and_plain_requests_share_a_batch(sampling: Sampling, forbidden: object) -> None:
+    run = driver()
+    outputs = run.generate(
+        [request("adjusted", [300, 5], 20, sampling=sampling), request("plain", [7, 8, 9], 20)]
+    )
+    assert outputs[1] == expected_output([7, 8, 9], 20)
+    assert forbidden not in outputs[0]
+
+
+def test_a_bias_moves_the_choice_and_a_minimum_length_forbids_the_stop() -> None:
+    first = expected_output([1, 2], 1)[0]
+    biased = Sampling(temperature=0, logit_bias={9: 100.0})
+    stopped = Sampling(temperature=0, stop_token_ids=(first,))
+    late = Sampling(temperature=0, stop_token_ids=(first,), min_tokens=3)
+    run = driver()
+    outputs = run.generate(
+        [
+            request("biased", [1, 2], 4, sampling=biased),
+            request("stopped", [1, 2], 4, sampling=stopped),
+            request("late", [1, 2], 4, sampling=late),
+        ]
+    )
+    assert outputs[0] == [9, 9, 9, 9]
+    assert outputs[1] == [first]
+    assert len(outputs[2]) >= 3
+    assert first not in outputs[2][:2]
+
+
+def test_penalties_count_each_occurrence() -> None:
+    sampling = Sampling(temperature=0, logit_bias={9: 12.0}, frequency_penalty=1.5)
+    (output,) = driver().generate([request("a", [1, 2], 6, sampling=sampling)])
+    assert output[:2] == [9, 9], "12.0 and then 10.5 beat the model's 10.0"
+    assert output[2] != 9, "9.0 does not"
+
+
+def test_a_request_that_comes_back_replaces_its_earlier_attempt() -> None:
+    whole = expected_output(prompt(50), 40)
+    run = driver()
+    run.add(request("a", prompt(50), 40))
+    for _ in range(6):
+        run.step()
+    del run.received["a", 0]
+    run.add(request("a", prompt(50), 40, attempt=2, emitted=tuple(whole[:5])))
+    run.run()
+    assert whole[:5] + run.received["a", 0].token_ids == whole
+    assert {frame.attempt for frame in run.received["a", 0].frames} == {2}
 
 
 def test_choices_share_the_prompt_and_differ_in_nothing_else() -> None:
@@ -203,3 +280,32 @@ def test_seeded_sampling_is_the_same_alone_and_in_a_batch() -> None:
     crowd = [request(f"r{i}", prompt(20, i), 20) for i in range(5)]
     together = driver().generate([request("a", prompt(12), 20, sampling=sampling), *crowd])
     assert together[0] == alone[0]
+
+
+def test_sampled_choices_diverge_and_each_is_the_one_that_its_seed_gives_alone() -> None:
+    sampling = Sampling(temperature=2.0, seed=5)
+    run = driver()
+    run.generate([request("all", prompt(100), 70, num_choices=3, sampling=sampling)])
+    texts = [run.received["all", choice].token_ids for choice in range(3)]
+    assert len({tuple(text) for text in texts}) == 3
+    for choice, text in enumerate(texts):
+        seed = signed_64(5 + choice * SEED_OF_CHOICE)
+        own = Sampling(temperature=2.0, seed=seed)
+        assert driver().generate([request("one", prompt(100), 70, sampling=own)]) == [text]
+
+
+def test_a_preempted_prefill_gives_its_blocks_back_and_starts_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = driver(max_step_tokens=64, is_prefix_cache_on=False)
+    run.add(request("a", prompt(300), 5))
+    run.step()
+    run.step()
+    nothing = Plan([], np.zeros(0, dtype=np.intp), preempted_prefills=[0], preempted_decodes=[])
+    plans = iter([nothing])
+    monkeypatch.setattr("engine.scheduler.plan", lambda *state: next(plans, None) or plan(*state))
+    run.step()
+    assert run.engine.stats.num_preemptions == 1
+    assert run.engine.stats.free_kv_tokens == 63 * 64, "it has begun again with one block"
+    run.run()
+    assert run.received["a", 0].token_ids == expected_output(prompt(300), 5)

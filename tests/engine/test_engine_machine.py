@@ -5,6 +5,7 @@ steps: every token is the one that the fake model says for the *whole* history, 
 and everything comes to an end.
 """
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -40,7 +41,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         num_shared=st.sampled_from([0, 64, 100, 128]),
         tail=st.sampled_from(TAILS),
-        num_tokens=st.integers(1, 100),
+        num_tokens=st.integers(1, 160),
         num_choices=st.sampled_from([1, 1, 1, 2, 3]),
         num_emitted=st.sampled_from([0, 0, 0, 5, 70]),
         key=st.floats(0, 3),
@@ -184,5 +185,5 @@ class EngineMachine(RuleBasedStateMachine):
         return any(POISON in other.prompt_token_ids for other in self.open.values())
 
 
-TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestEngineMachine = pytest.mark.usefixtures("eager_admission")(EngineMachine.TestCase)
+TestEngineMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

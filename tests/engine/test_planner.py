@@ -102,7 +102,8 @@ def state(
 @st.composite
 def states(draw: st.DrawFn) -> PlannerState:
     """Nearly full as the normal case."""
-    contexts = draw(st.lists(st.integers(2, 700), max_size=6))
+    needs_a_block = st.integers(0, 10).map(lambda full: full * SIZE + 65)
+    contexts = draw(st.lists(st.integers(2, 700) | needs_a_block, max_size=6))
     num_waiting = draw(st.integers(0, 4))
     num_paused = draw(st.integers(0, 3))
     orders = draw(st.permutations(range(len(contexts) + num_paused)))
