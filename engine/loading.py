@@ -13,6 +13,7 @@ from engine.model_runner import ModelRunner
 from engine.models.decoder import load_decoder
 from engine.models.model import ModelSpec
 from engine.settings import EngineSettings
+from kernels.cpu import library
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MIB = 1024 * 1024
@@ -32,7 +33,9 @@ class LoadedEngine:
 def load_engine(directory: Path, settings: EngineSettings) -> LoadedEngine:
     """Load the weights, size the KV cache, calibrate. Raises ModelRefused with the reason."""
     device = _device(settings)
-    torch.set_num_threads(num_threads(settings))
+    # Beside the compiled kernels, whose own threads do the work, torch's threads only disturb: one
+    # made decode steps 26 % shorter at batch 8, 12 % at 64, and prefill 4 % (two cores, bf16).
+    torch.set_num_threads(1 if library.active() else num_threads(settings))
     dtype = DTYPES.get(settings.dtype) or choose_dtype(device)
     model = load_decoder(directory, dtype, device)
     num_blocks = _num_blocks(model.spec, settings, device)

@@ -103,12 +103,13 @@ class Decoder:
         """token_ids: [T] int64, rows: [R] int64 -> logits of those rows: [R, vocab_size]."""
         assert isinstance(kv_cache, PagedKVCache)
         eps = self.config.rms_norm_eps
-        hidden = self.embedding[token_ids].float()  # [T, hidden]
+        hidden = self.embedding.index_select(0, token_ids).float()  # [T, hidden]
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             attended = self._attend(hidden, layer, index, kv_cache, metadata)
             if index == last:  # beyond its KV, the last layer matters only where logits are wanted
-                attended, hidden = attended[rows], hidden[rows]
+                attended = attended.index_select(0, rows)
+                hidden = hidden.index_select(0, rows)
                 if len(rows) == 0:
                     break
             hidden = linear(attended, layer.output, residual=hidden)

@@ -1,0 +1,1 @@
+"""Benchmarks of the engine without HTTP; each prints a fraction of the machine's limit."""

@@ -1,0 +1,177 @@
+"""Real engine steps of a real checkpoint, as fractions of limits measured in the same run.
+
+    python -m engine.benchmarks.steps --path var/models/… [--dtype bf16] [--threads 2]
+
+Prefill of one prompt, and decode of 1, 8 and 64 sequences. A step here is what the worker runs:
+schedule, forward pass, sampling, frames. The limit of a step is its products at the best rate of
+any loop here, or its weights at the rate of memory, whichever is longer, and the KV cache read once.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.engine import Engine
+from engine.loading import DTYPES, load_engine, num_threads
+from engine.messages import GenerateRequest, Sampling
+from engine.models.checkpoint import read_json
+from engine.models.decoder_config import DecoderConfig
+from engine.settings import EngineSettings
+from kernels.benchmarks.limits import Limits, measure_limits
+from kernels.cpu import library
+
+PROMPT_TOKENS = 256
+DECODE_STEPS = 24
+DECODE_BATCHES = (1, 8, 64)
+NUM_PREFILLS = 8
+MEASUREMENT_S = 0.1
+READ_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the model's arithmetic amounts to, per token."""
+
+    layer_weights: int
+    head_weights: int
+    attention_width: int
+    """Query elements of a token in all layers."""
+    kv_elements: int
+    """Keys and values of one token in all layers."""
+    bytes_per_element: int
+
+    @classmethod
+    def of(cls, config: DecoderConfig, bytes_per_element: int) -> "Work":
+        """From the checkpoint's shape."""
+        query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        attention = config.hidden_size * (2 * query + 2 * kv)
+        mlp = 3 * config.hidden_size * config.intermediate_size
+        return cls(
+            layer_weights=config.num_layers * (attention + mlp),
+            head_weights=config.vocab_size * config.hidden_size,
+            attention_width=config.num_layers * query,
+            kv_elements=2 * config.num_layers * kv,
+            bytes_per_element=bytes_per_element,
+        )
+
+    def prefill_s(self, num_tokens: int, limits: Limits) -> float:
+        """Least seconds to prefill one prompt: only its last token needs the head."""
+        products = 2 * (self.layer_weights * num_tokens + self.head_weights)
+        attention = 4 * self.attention_width * num_tokens * num_tokens / 2
+        return (products + attention) / limits.operations_per_s
+
+    def decode_s(self, batch: int, context: int, limits: Limits) -> float:
+        """Least seconds to decode one token of each sequence."""
+        weights = self.layer_weights + self.head_weights
+        products_s = limits.seconds(weights * self.bytes_per_element, 2 * weights * batch)
+        kv_bytes = batch * context * self.kv_elements * self.bytes_per_element
+        return products_s + kv_bytes / limits.bytes_per_s
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--path", type=Path, required=True)
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--plain-torch", action="store_true", help="without the compiled kernels")
+    arguments = parser.parse_args()
+    settings = EngineSettings(
+        dtype=arguments.dtype, num_threads=arguments.threads, is_prefix_cache_on=False
+    )
+    built = None if arguments.plain_torch else library.build(settings.kernel_cache)
+    if built is not None and built.path is not None:
+        library.enable(built.path, num_threads(settings))
+    loaded = load_engine(arguments.path, settings)
+    limits = machine_limits(DTYPES[arguments.dtype])
+    config = DecoderConfig.parse(read_json(arguments.path / "config.json"))
+    work = Work.of(config, DTYPES[arguments.dtype].itemsize)
+    kernels = "plain torch" if built is None or built.path is None else "compiled kernels"
+    print(
+        f"{loaded.dtype}, {num_threads(settings)} threads, {kernels}: "
+        f"memory {limits.bytes_per_s / 1e9:.1f} GB/s, "
+        f"arithmetic {limits.operations_per_s / 1e9:.0f} GFLOP/s"
+    )
+    print(f"cost model: {loaded.engine.cost_model}")
+    for name, seconds, limit_s in measure(loaded.engine, work, limits):
+        print(f"{name:12} {seconds * 1e3:8.1f} ms {100 * limit_s / seconds:6.1f} % of the limit")
+
+
+def machine_limits(dtype: torch.dtype) -> Limits:
+    """The best that anything reaches here: torch's product and copy, our own loops beside them."""
+    limits = measure_limits(torch.device("cpu"), dtype)
+    compiled = library.active()
+    if compiled is None:
+        return limits
+    rates = [compiled.measure_multiply_add(MEASUREMENT_S)]
+    if dtype == torch.bfloat16:
+        rates.append(compiled.measure_bf16_dot(MEASUREMENT_S))
+    memory = torch.ones(READ_BYTES, dtype=torch.uint8)
+    read = max(compiled.measure_read(memory) for _ in range(3))
+    return Limits(max(limits.bytes_per_s, read), max(limits.operations_per_s, *rates))
+
+
+def measure(engine: Engine, work: Work, limits: Limits) -> Iterator[tuple[str, float, float]]:
+    """(name, median seconds of a step, its limit) of each case."""
+    prefills = [_prefill_s(engine, seed) for seed in range(NUM_PREFILLS)]
+    yield (
+        f"prefill {PROMPT_TOKENS}",
+        statistics.median(prefills),
+        work.prefill_s(PROMPT_TOKENS, limits),
+    )
+    for batch in DECODE_BATCHES:
+        context = PROMPT_TOKENS + DECODE_STEPS // 2
+        seconds = statistics.median(_decode_steps_s(engine, batch))
+        yield f"decode {batch}", seconds, work.decode_s(batch, context, limits)
+
+
+def _prefill_s(engine: Engine, seed: int) -> float:
+    """Seconds until one prompt's first and only token is there; may take several chunks."""
+    engine.add(_request(f"prefill-{seed}", seed, num_tokens=1))
+    return sum(_run_steps(engine))
+
+
+def _decode_steps_s(engine: Engine, batch: int) -> list[float]:
+    """Seconds of each step in which all sequences decode."""
+    for index in range(batch):
+        engine.add(_request(f"decode-{batch}-{index}", index, num_tokens=10 * DECODE_STEPS))
+    seconds: list[float] = []
+    while len(seconds) < DECODE_STEPS:
+        before = engine.stats.output_tokens_total
+        step_s = sum(engine.step().charges.values())
+        if engine.stats.output_tokens_total - before == batch and engine.stats.num_waiting == 0:
+            seconds.append(step_s)
+    for index in range(batch):
+        engine.cancel(f"decode-{batch}-{index}")
+    engine.step()
+    return seconds[1:]  # the first one may have finished a prefill
+
+
+def _run_steps(engine: Engine) -> Iterator[float]:
+    """The seconds that the engine charges for each step until it has no work."""
+    while engine.has_work:
+        yield sum(engine.step().charges.values())
+
+
+def _request(request_id: str, seed: int, num_tokens: int) -> GenerateRequest:
+    generator = torch.Generator().manual_seed(seed)
+    prompt = torch.randint(1000, 40_000, (PROMPT_TOKENS,), generator=generator).tolist()
+    return GenerateRequest(
+        request_id=request_id,
+        model="benchmark",
+        node="benchmark",
+        tenant="benchmark",
+        prompt_token_ids=prompt,
+        sampling=Sampling(temperature=0.0),
+        authorized_tokens=num_tokens,
+        arrival_ms=0,
+        key=0.0,
+    )
+
+
+if __name__ == "__main__":
+    main()
