@@ -16,13 +16,11 @@ from api.dependencies import Services
 from billing.hold_operations import AdmitHold, Hold
 from common.errors import PlatformError
 from engine.broker.stream import RequestStream
+from engine.cost_model import UNCALIBRATED, queue_price
 from engine.messages import CostModel, GenerateRequest, Sampling
 from engine.tokenization import Tokenizer
 
 log = structlog.get_logger()
-
-UNCALIBRATED = CostModel(base_s=0.01, per_token_s=1e-4, per_context_s=1e-8)
-"""Orders requests by length until a worker has told its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,13 @@ async def place(services: Services, order: Order) -> Placement:
 
 async def _engine_request(services: Services, order: Order) -> GenerateRequest:
     model = order.listing.model.name
-    work_s = await _prefill_s(services, order)
+    arrival_ms = order.arrived_at_us // 1_000
+    price = queue_price(
+        await _cost_model(services, model),
+        len(order.prompt_token_ids),
+        arrival_ms=arrival_ms,
+        alpha=services.settings.priority_alpha,
+    )
     return GenerateRequest(
         request_id=order.request_id,
         model=model,
@@ -91,21 +95,18 @@ async def _engine_request(services: Services, order: Order) -> GenerateRequest:
         prompt_token_ids=order.prompt_token_ids,
         sampling=order.sampling,
         authorized_tokens=order.max_tokens,
-        arrival_ms=order.arrived_at_us // 1_000,
-        # Shortest prefill first, with linear ageing. Comparing aged priorities
-        # `work - alpha · (now - arrival)` cancels `alpha · now`: keys never need refreshing.
-        key=work_s + services.settings.priority_alpha * order.arrived_at_us / 1e6,
-        work_s=work_s,
+        arrival_ms=arrival_ms,
+        key=price.key,
+        work_s=price.work_s,
         num_choices=order.num_choices,
     )
 
 
-async def _prefill_s(services: Services, order: Order) -> float:
-    """Predicted seconds of the whole prefill, by the cost model of a worker of this model."""
-    heartbeats = await services.broker.heartbeats(order.listing.model.name)
+async def _cost_model(services: Services, model: str) -> CostModel:
+    """What a worker of this model has measured; a guess until one has spoken."""
+    heartbeats = await services.broker.heartbeats(model)
     known = (beat.cost_model for beat in heartbeats if beat.cost_model is not None)
-    cost_model = next(known, UNCALIBRATED)
-    return cost_model.prefill_s(len(order.prompt_token_ids))
+    return next(known, UNCALIBRATED)
 
 
 def _hold_request(services: Services, order: Order) -> AdmitHold:

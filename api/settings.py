@@ -3,6 +3,8 @@
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from engine.cost_model import ALPHA
+
 MEBIBYTE = 1024 * 1024
 
 
@@ -19,7 +21,7 @@ class ApiSettings(BaseSettings):
 
     default_max_tokens: int | None = None
     """Chat output when the caller sets no limit. None: to the end of the context."""
-    priority_alpha: float = 0.05
+    priority_alpha: float = ALPHA
     """Ageing inside a tenant: seconds of prefill that one second of waiting is worth."""
 
     catalogue_ttl_s: float = 1.0
