@@ -55,8 +55,9 @@ def listen_then_kill(spender: "subprocess.Popen[str]") -> dict[str, int]:
     assert spender.stdout is not None
     lines = [spender.stdout.readline() for _ in range(20)]
     spender.kill()
-    rest, _ = spender.communicate(timeout=10)
-    lines += rest.splitlines(keepends=True)
+    lines += spender.stdout.readlines()
+    spender.stdout.close()
+    spender.wait(timeout=10)
     whole = [line.split() for line in lines if line.endswith("\n")]
     return {request_id: int(charge) for request_id, charge in whole}
 
