@@ -9,7 +9,7 @@ BIN := .venv/bin
 TEST_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-e2e check format bench-engine migrate clean environment test-environment
+.PHONY: help run demo test test-fast test-e2e check check-kernels format bench-engine migrate clean environment test-environment
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ check: test-environment ## Formatting, lints, types, and the arrows between the 
 format: test-environment ## Format the code and apply the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+check-kernels: test-environment ## Compile every Triton kernel for sm_80 and sm_90, with no GPU; no spills allowed
+	$(BIN)/python -m kernels.check
 
 bench-engine: test-environment ## TTFT and tokens/s beside this machine's limits; writes var/bench/engine.json
 	$(BIN)/python -m tests.bench.bench_engine

@@ -32,6 +32,8 @@ from engine.loading import LoadedEngine, load_engine, num_threads
 from engine.mailbox import Mailbox
 from engine.messages import Heartbeat, IntegrityReport, WorkerState
 from engine.settings import EngineSettings
+from kernels.cpu import library
+from kernels.cpu.memory import keep_freed_memory
 
 logger = structlog.get_logger(__name__)
 
@@ -39,8 +41,6 @@ SOCKET_TIMEOUT_S = 10.0
 EXIT_REFUSED = 3
 """The model cannot be hosted; starting again would not help."""
 PR_SET_PDEATHSIG = 1
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
-"""Parameters of glibc's mallopt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def main() -> None:
     identity = _parse_arguments()
     platform_logging.configure(CommonSettings(), process=identity.worker)
     _die_with_parent()
-    _keep_freed_memory()
+    keep_freed_memory()
     settings = EngineSettings()
     try:
         _enable_cpu_kernels(settings)
@@ -157,8 +157,6 @@ def _describer(
 
 def _enable_cpu_kernels(settings: EngineSettings) -> None:
     """Use the compiled CPU kernels where there are any; plain torch computes otherwise."""
-    from kernels.cpu import library  # noqa: PLC0415 - after the memory settings, as torch is
-
     built = library.build(settings.kernel_cache)
     if built.path is None:
         logger.warning("no compiled CPU kernels", reason=built.reason)
@@ -188,19 +186,6 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it died before the line above
             sys.exit(1)
-
-
-def _keep_freed_memory() -> None:
-    """Have glibc keep what steps free, instead of giving it back and faulting it in again.
-
-    A step frees megabytes and asks for them again; with page faults of 20 us (measured on a virtual
-    machine) prefill took twice as long.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(M_MMAP_THRESHOLD, 1 << 30)
-        library.mallopt(M_TRIM_THRESHOLD, 1 << 30)
-        library.mallopt(M_TOP_PAD, 64 << 20)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,17 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu import library as cpu
-from kernels.triton_support import Pointer, Scalar, cdiv, jit, next_power_of_2, runs_triton, tl
+from kernels.triton_support import cdiv, jit, next_power_of_2, runs_triton, tl
 
 MAX_BLOCK = 1024  # columns of one program
 
 
 @jit
 def _silu_and_mul_kernel(
-    gate_up_ptr: Pointer,
-    out_ptr: Pointer,
-    gate_up_stride: Scalar,
-    width: Scalar,
+    gate_up_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    gate_up_stride: tl.tensor,
+    width: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     """One program: BLOCK columns of one row, computed in fp32."""

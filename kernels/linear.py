@@ -30,16 +30,22 @@ class PackedLinear:
 
 
 def linear(
-    x: torch.Tensor, packed: PackedLinear, *, residual: torch.Tensor | None = None
+    x: torch.Tensor,
+    packed: PackedLinear,
+    *,
+    residual: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x: [T, in_features] -> [T, out_features]; a residual of that shape is added to the result.
 
-    The residual is left as it is. It may be of a wider dtype, which is then the result's.
+    The residual is left as it is. It may be of a wider dtype, which is then the result's. Without
+    one the result has `dtype`, or the weight's: fp32 logits of bf16 weights keep near ties apart.
     """
+    assert residual is None or dtype is None
     if packed.packed is not None:
         library = cpu.active()
         assert library is not None, "the weight was packed for a library that is disabled"
-        return library.linear(x, packed.packed, packed.bias, residual)
+        return library.linear(x, packed.packed, packed.bias, residual, dtype)
     assert packed.weight is not None
     out = torch.nn.functional.linear(x, packed.weight, packed.bias)
-    return out if residual is None else residual + out
+    return out.to(dtype or out.dtype) if residual is None else residual + out

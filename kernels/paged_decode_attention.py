@@ -15,33 +15,35 @@ import torch
 
 from kernels.attention_metadata import AttentionMetadata, DecodeBucket
 from kernels.kv_cache import PagedKVCache
-from kernels.triton_support import Pointer, Scalar, cdiv, jit, next_power_of_2, tl
+from kernels.triton_support import cdiv, jit, next_power_of_2, tl
 
 MIN_DOT_ROWS = 16  # the smallest tile of a tensor-core product
+NUM_STAGES = 2  # pages in flight; Triton gains no buffer and spills registers with 3
 PAGES_PER_SPLIT = 8  # 512 tokens: enough work for one program, enough programs for one sequence
 
 
 @jit
 def _decode_split_kernel(
-    q_ptr: Pointer,
-    keys_ptr: Pointer,
-    values_ptr: Pointer,
-    tables_ptr: Pointer,
-    lens_ptr: Pointer,
-    partial_ptr: Pointer,
-    largest_ptr: Pointer,
-    weight_ptr: Pointer,
-    table_stride: Scalar,
-    num_kv_heads: Scalar,
-    scale: Scalar,
-    window: Scalar,
-    softcap: Scalar,
+    q_ptr: tl.tensor,
+    keys_ptr: tl.tensor,
+    values_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    lens_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    largest_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    table_stride: tl.tensor,
+    num_kv_heads: tl.tensor,
+    scale: tl.tensor,
+    window: tl.tensor,
+    softcap: tl.tensor,
     GROUP: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     PAGES: tl.constexpr,
+    TILE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ) -> None:
@@ -53,7 +55,7 @@ def _decode_split_kernel(
     length = tl.load(lens_ptr + sequence)
     rows = tl.arange(0, GROUP_BLOCK)  # [GROUP_BLOCK]
     channels = tl.arange(0, HEAD_BLOCK)  # [HEAD_BLOCK]
-    tokens = tl.arange(0, PAGE)  # [PAGE]
+    tokens = tl.arange(0, TILE)  # [TILE]
     is_channel = channels < HEAD_DIM
     is_row = rows < GROUP
     heads = (sequence * num_kv_heads + kv_head) * GROUP + rows
@@ -65,22 +67,22 @@ def _decode_split_kernel(
     largest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
     weight = tl.zeros([GROUP_BLOCK], tl.float32)
     values_sum = tl.zeros([GROUP_BLOCK, HEAD_BLOCK], tl.float32)
-    first_page = split * PAGES
+    first = split * (PAGES * PAGE // TILE)
+    last = tl.minimum(first + PAGES * PAGE // TILE, (length + TILE - 1) // TILE)
     if HAS_WINDOW:
-        first_page = tl.maximum(first_page, tl.maximum(length - window, 0) // PAGE)
-    last_page = tl.minimum((split + 1) * PAGES, (length + PAGE - 1) // PAGE)
-    for page in range(first_page, last_page):
+        first = tl.maximum(first, tl.maximum(length - window, 0) // TILE)
+    for tile in range(first, last):
         # A page's offset may pass 2^31 elements.
-        block = tl.load(tables_ptr + sequence * table_stride + page).to(tl.int64)
-        base = (block * num_kv_heads + kv_head) * PAGE * HEAD_DIM
-        positions = page * PAGE + tokens
+        block = tl.load(tables_ptr + sequence * table_stride + tile * TILE // PAGE).to(tl.int64)
+        base = ((block * num_kv_heads + kv_head) * PAGE + tile * TILE % PAGE) * HEAD_DIM
+        positions = tile * TILE + tokens
         is_visible = positions < length
         if HAS_WINDOW:
             is_visible = is_visible & (positions >= length - window)
         offsets = tokens[:, None] * HEAD_DIM + channels[None, :]
         # What lies beyond the context may be NaN: it is never loaded.
         mask = is_visible[:, None] & is_channel[None, :]
-        keys = tl.load(keys_ptr + base + offsets, mask=mask, other=0.0)  # [PAGE, HEAD_BLOCK]
+        keys = tl.load(keys_ptr + base + offsets, mask=mask, other=0.0)  # [TILE, HEAD_BLOCK]
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
         if HAS_SOFTCAP:
             # tanh(x) = 1 - 2 / (e^2x + 1)
@@ -90,7 +92,7 @@ def _decode_split_kernel(
         new_largest = tl.maximum(largest, tl.max(scores, axis=1))
         anchor = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         shrink = tl.exp2(largest - anchor)
-        probabilities = tl.exp2(scores - anchor[:, None])  # [GROUP_BLOCK, PAGE]
+        probabilities = tl.exp2(scores - anchor[:, None])  # [GROUP_BLOCK, TILE]
         values = tl.load(values_ptr + base + offsets, mask=mask, other=0.0)
         weight = weight * shrink + tl.sum(probabilities, axis=1)
         values_sum = values_sum * shrink[:, None] + tl.dot(
@@ -106,12 +108,12 @@ def _decode_split_kernel(
 
 @jit
 def _decode_merge_kernel(
-    partial_ptr: Pointer,
-    largest_ptr: Pointer,
-    weight_ptr: Pointer,
-    out_ptr: Pointer,
-    num_splits: Scalar,
-    num_kv_heads: Scalar,
+    partial_ptr: tl.tensor,
+    largest_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    num_splits: tl.tensor,
+    num_kv_heads: tl.tensor,
     GROUP: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -139,6 +141,11 @@ def _decode_merge_kernel(
         out.to(out_ptr.dtype.element_ty),
         mask=channels < HEAD_DIM,
     )
+
+
+def tokens_at_once(dtype: torch.dtype, block_size: int) -> int:
+    """Context tokens of one product: a page, or less in fp32, whose registers would overflow."""
+    return MIN_DOT_ROWS if dtype == torch.float32 else block_size
 
 
 def decode_with_triton(
@@ -188,9 +195,11 @@ def decode_with_triton(
         HEAD_BLOCK=head_block,
         PAGE=kv_cache.block_size,
         PAGES=PAGES_PER_SPLIT,
+        TILE=tokens_at_once(q.dtype, kv_cache.block_size),
         HAS_WINDOW=window is not None,
         HAS_SOFTCAP=softcap is not None,
         num_warps=4,
+        num_stages=NUM_STAGES,
     )
     _decode_merge_kernel[(batch, num_heads)](
         partial,

@@ -14,10 +14,13 @@ import torch
 
 from kernels.attention_metadata import AttentionMetadata
 from kernels.kv_cache import PagedKVCache
-from kernels.paged_decode_attention import MIN_DOT_ROWS, attend_with_softcap
-from kernels.triton_support import Pointer, Scalar, cdiv, jit, next_power_of_2, tl
-
-QUERY_TILE = 128  # rows of one program: tokens times the query heads of one KV head
+from kernels.paged_decode_attention import (
+    MIN_DOT_ROWS,
+    NUM_STAGES,
+    attend_with_softcap,
+    tokens_at_once,
+)
+from kernels.triton_support import cdiv, jit, next_power_of_2, tl
 
 # The softcap path holds fp32 scores of this many queries at a time.
 SOFTCAP_QUERY_ROWS = 256
@@ -25,24 +28,25 @@ SOFTCAP_QUERY_ROWS = 256
 
 @jit
 def _prefill_kernel(
-    q_ptr: Pointer,
-    keys_ptr: Pointer,
-    values_ptr: Pointer,
-    out_ptr: Pointer,
-    starts_ptr: Pointer,
-    lens_ptr: Pointer,
-    tables_ptr: Pointer,
-    q_stride: Scalar,
-    table_stride: Scalar,
-    num_kv_heads: Scalar,
-    scale: Scalar,
-    window: Scalar,
-    softcap: Scalar,
+    q_ptr: tl.tensor,
+    keys_ptr: tl.tensor,
+    values_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    lens_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    q_stride: tl.tensor,
+    table_stride: tl.tensor,
+    num_kv_heads: tl.tensor,
+    scale: tl.tensor,
+    window: tl.tensor,
+    softcap: tl.tensor,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
+    TILE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ) -> None:
@@ -72,22 +76,22 @@ def _prefill_kernel(
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     values_sum = tl.zeros([ROWS, HEAD_BLOCK], tl.float32)
-    # Pages that no token of the tile sees are skipped on both sides.
+    # Context that no token of this program sees is skipped on both sides.
     last_token = tl.minimum(first_token + ROWS // GROUP, num_queries) - 1
-    last_page = (length - num_queries + last_token) // PAGE + 1
-    first_page = 0
+    last = (length - num_queries + last_token) // TILE + 1
+    first = 0
     if HAS_WINDOW:
-        first_page = tl.maximum(length - num_queries + first_token - window + 1, 0) // PAGE
-    for page in range(first_page, last_page):
+        first = tl.maximum(length - num_queries + first_token - window + 1, 0) // TILE
+    for tile in range(first, last):
         # A page's offset may pass 2^31 elements.
-        block = tl.load(tables_ptr + sequence * table_stride + page).to(tl.int64)
-        base = (block * num_kv_heads + kv_head) * PAGE * HEAD_DIM
-        positions = page * PAGE + tl.arange(0, PAGE)  # [PAGE]
-        offsets = tl.arange(0, PAGE)[:, None] * HEAD_DIM + channels[None, :]
+        block = tl.load(tables_ptr + sequence * table_stride + tile * TILE // PAGE).to(tl.int64)
+        base = ((block * num_kv_heads + kv_head) * PAGE + tile * TILE % PAGE) * HEAD_DIM
+        positions = tile * TILE + tl.arange(0, TILE)  # [TILE]
+        offsets = tl.arange(0, TILE)[:, None] * HEAD_DIM + channels[None, :]
         # What lies beyond the context may be NaN: it is never loaded.
         mask = (positions < length)[:, None] & is_channel[None, :]
-        keys = tl.load(keys_ptr + base + offsets, mask=mask, other=0.0)  # [PAGE, HEAD_BLOCK]
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale  # [ROWS, PAGE]
+        keys = tl.load(keys_ptr + base + offsets, mask=mask, other=0.0)  # [TILE, HEAD_BLOCK]
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale  # [ROWS, TILE]
         if HAS_SOFTCAP:
             # tanh(x) = 1 - 2 / (e^2x + 1)
             ratio = scores / softcap
@@ -100,7 +104,7 @@ def _prefill_kernel(
         # A row that has seen nothing yet (its window starts in a later page) keeps -inf.
         anchor = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         shrink = tl.exp2(largest - anchor)
-        probabilities = tl.exp2(scores - anchor[:, None])  # [ROWS, PAGE]
+        probabilities = tl.exp2(scores - anchor[:, None])  # [ROWS, TILE]
         values = tl.load(values_ptr + base + offsets, mask=mask, other=0.0)
         weight = weight * shrink + tl.sum(probabilities, axis=1)
         values_sum = values_sum * shrink[:, None] + tl.dot(
@@ -114,6 +118,23 @@ def _prefill_kernel(
         out.to(out_ptr.dtype.element_ty),
         mask=is_row[:, None] & is_channel[None, :],
     )
+
+
+def tile_rows(dtype: torch.dtype, head_dim: int, capability: int) -> int:
+    """The most rows (tokens times the query heads of one KV head) of one program without spills.
+
+    `capability` is the GPU's major compute capability. `kernels.check` compiles every answer. fp32
+    products have no tensor core to run on: larger tiles would only take registers.
+    """
+    if dtype == torch.float32:
+        return MIN_DOT_ROWS
+    rows = 128 if capability >= 9 else 64
+    return rows // 2 if head_dim > 128 else rows
+
+
+def tile_warps(rows: int, head_dim: int, capability: int) -> int:
+    """How many warps share a tile, so that its rows fit their registers."""
+    return 8 if rows >= 32 or (head_dim > 128 and capability < 9) else 4
 
 
 def prefill_with_triton(
@@ -131,8 +152,10 @@ def prefill_with_triton(
     assert q.stride(1) == head_dim
     num_kv_heads = kv_cache.num_kv_heads
     group = num_heads // num_kv_heads
+    capability = torch.cuda.get_device_capability(q.device)[0] if q.is_cuda else 9
     # Short chunks take smaller tiles: idle rows cost as much as busy ones.
-    rows = min(QUERY_TILE, max(MIN_DOT_ROWS, next_power_of_2(group * metadata.max_query_len)))
+    needed = max(MIN_DOT_ROWS, next_power_of_2(group * metadata.max_query_len))
+    rows = min(needed, tile_rows(q.dtype, head_dim, capability))
     rows = max(rows, next_power_of_2(group))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     grid = (metadata.num_sequences, num_kv_heads, cdiv(metadata.max_query_len, rows // group))
@@ -158,9 +181,11 @@ def prefill_with_triton(
         HEAD_DIM=head_dim,
         HEAD_BLOCK=max(MIN_DOT_ROWS, next_power_of_2(head_dim)),
         PAGE=kv_cache.block_size,
+        TILE=tokens_at_once(q.dtype, kv_cache.block_size),
         HAS_WINDOW=window is not None,
         HAS_SOFTCAP=softcap is not None,
-        num_warps=8 if rows >= QUERY_TILE else 4,
+        num_warps=tile_warps(rows, head_dim, capability),
+        num_stages=NUM_STAGES,
     )
     return out
 

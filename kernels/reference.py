@@ -61,10 +61,11 @@ def paged_attention(
         for t in range(starts[i], starts[i + 1]):
             position = length - (starts[i + 1] - t)
             first = 0 if window is None else max(0, position - window + 1)
-            places = [(table[j // size], j % size) for j in range(first, position + 1)]
+            blocks = torch.tensor([table[j // size] for j in range(first, position + 1)])
+            offsets = torch.tensor([j % size for j in range(first, position + 1)])
             for head in range(q.shape[1]):
-                k = torch.stack([keys[b, head // group, o].double() for b, o in places])
-                v = torch.stack([values[b, head // group, o].double() for b, o in places])
+                k = keys[blocks, head // group, offsets].double()  # [positions, head_dim]
+                v = values[blocks, head // group, offsets].double()
                 scores = k @ q[t, head].double() * scale
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)

@@ -11,20 +11,20 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu import library as cpu
-from kernels.triton_support import Pointer, Scalar, jit, next_power_of_2, runs_triton, tl
+from kernels.triton_support import jit, next_power_of_2, runs_triton, tl
 
 
 @jit
 def _rms_norm_kernel(
-    x_ptr: Pointer,
-    residual_ptr: Pointer,
-    weight_ptr: Pointer,
-    out_ptr: Pointer,
-    sum_ptr: Pointer,
-    x_stride: Scalar,
-    residual_stride: Scalar,
-    hidden: Scalar,
-    eps: Scalar,
+    x_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    sum_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    hidden: tl.tensor,
+    eps: tl.tensor,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:

@@ -20,22 +20,22 @@ import torch
 from kernels.attention_metadata import AttentionMetadata
 from kernels.cpu import library as cpu
 from kernels.kv_cache import PagedKVCache
-from kernels.triton_support import Pointer, Scalar, jit, next_power_of_2, runs_triton, tl
+from kernels.triton_support import jit, next_power_of_2, runs_triton, tl
 
 
 @jit
 def _rotary_and_write_kv_kernel(
-    q_ptr: Pointer,
-    k_ptr: Pointer,
-    v_ptr: Pointer,
-    cos_sin_ptr: Pointer,
-    keys_ptr: Pointer,
-    values_ptr: Pointer,
-    positions_ptr: Pointer,
-    slots_ptr: Pointer,
-    q_stride: Scalar,
-    k_stride: Scalar,
-    v_stride: Scalar,
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    cos_sin_ptr: tl.tensor,
+    keys_ptr: tl.tensor,
+    values_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    q_stride: tl.tensor,
+    k_stride: tl.tensor,
+    v_stride: tl.tensor,
     NUM_HEADS: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -67,26 +67,26 @@ def _rotary_and_write_kv_kernel(
     if slot >= 0:
         kv_heads = tl.arange(0, KV_HEADS_BLOCK)  # [KV_HEADS_BLOCK]
         is_head = (kv_heads < NUM_KV_HEADS)[:, None]
+        is_pair = is_head & is_half[None, :]
         page = (slot // PAGE * NUM_KV_HEADS + kv_heads) * PAGE + slot % PAGE
-        page = page[:, None] * HEAD_DIM
-        mask = is_head & is_half[None, :]
-        places = k_ptr + token * k_stride + kv_heads[:, None] * HEAD_DIM + half[None, :]
-        first = tl.load(places, mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(places + HALF, mask=mask, other=0.0).to(tl.float32)
-        dtype = keys_ptr.dtype.element_ty
+        page = page[:, None] * HEAD_DIM  # [KV_HEADS_BLOCK, 1]
+        sources = k_ptr + token * k_stride + kv_heads[:, None] * HEAD_DIM + half[None, :]
+        k_first = tl.load(sources, mask=is_pair, other=0.0).to(tl.float32)
+        k_second = tl.load(sources + HALF, mask=is_pair, other=0.0).to(tl.float32)
+        cache_dtype = keys_ptr.dtype.element_ty
         targets = keys_ptr + page + half[None, :]
-        tl.store(targets, (first * cos - second * sin).to(dtype), mask=mask)
-        tl.store(targets + HALF, (second * cos + first * sin).to(dtype), mask=mask)
+        tl.store(targets, (k_first * cos - k_second * sin).to(cache_dtype), mask=is_pair)
+        tl.store(targets + HALF, (k_second * cos + k_first * sin).to(cache_dtype), mask=is_pair)
         channels = tl.arange(0, HEAD_BLOCK)  # [HEAD_BLOCK]
-        mask = is_head & (channels < HEAD_DIM)[None, :]
+        is_element = is_head & (channels < HEAD_DIM)[None, :]
         offsets = kv_heads[:, None] * HEAD_DIM + channels[None, :]
         if HALF * 2 < HEAD_DIM:
-            is_kept = mask & (channels >= HALF * 2)[None, :]
+            is_kept = is_element & (channels >= HALF * 2)[None, :]
             kept = tl.load(k_ptr + token * k_stride + offsets, mask=is_kept, other=0.0)
-            tl.store(keys_ptr + page + channels[None, :], kept.to(dtype), mask=is_kept)
+            tl.store(keys_ptr + page + channels[None, :], kept.to(cache_dtype), mask=is_kept)
         # 3. v
-        values = tl.load(v_ptr + token * v_stride + offsets, mask=mask, other=0.0)
-        tl.store(values_ptr + page + channels[None, :], values.to(dtype), mask=mask)
+        values = tl.load(v_ptr + token * v_stride + offsets, mask=is_element, other=0.0)
+        tl.store(values_ptr + page + channels[None, :], values.to(cache_dtype), mask=is_element)
 
 
 def rotary_and_write_kv_with_triton(

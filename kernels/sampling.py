@@ -25,6 +25,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.cpu import library as cpu
+
 # Where thresholds are looked for first: 0.2 ms for 49152 logits, against 1.3 ms for a search.
 NUM_CANDIDATES = 256
 # Rows that are searched together: their float64 copies stay near the caches.
@@ -91,6 +93,9 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     A row whose largest logit is not finite gets NO_TOKEN: its request has failed, the others have
     not. The logits are not changed.
     """
+    library = cpu.active()
+    if library is not None and library.supports(logits):
+        return library.sample(logits, batch)
     largest, tokens = logits.max(dim=-1)
     if not batch.is_all_greedy:
         # top_k = 1 is greedy too, and stays so when two logits are equal.

@@ -2,10 +2,11 @@
 
 Triton has no wheel for macOS or arm64 and the CPU install leaves it out. A kernel file writes
 
-    from kernels.triton_support import Pointer, Scalar, jit, tl
+    from kernels.triton_support import jit, tl
 
-and decorates with `@jit`. Without Triton the decorated name still exists and says so when launched;
-the public calls ask `runs_triton(x)` first and never get there.
+and decorates with `@jit`. Parameters are annotated `tl.tensor` or `tl.constexpr`: Triton resolves
+annotations and refuses names that are not its own. Without Triton the decorated name still exists
+and says so when launched; the public calls ask `runs_triton(x)` first and never get there.
 """
 
 from __future__ import annotations
@@ -22,17 +23,15 @@ except ImportError:
     triton = None
     tl = None
 
-__all__ = ["HAS_TRITON", "Kernel", "Pointer", "Scalar", "cdiv", "jit", "next_power_of_2", "tl"]
+__all__ = ["HAS_TRITON", "Kernel", "cdiv", "jit", "next_power_of_2", "tl"]
 
 HAS_TRITON = triton is not None
-
-# What a kernel's parameters are on the device; Triton infers the types at launch.
-Pointer = Any
-Scalar = Any
 
 
 class Kernel(Protocol):
     """A compiled function, launched over a grid: `kernel[(num_programs,)](arguments)`."""
+
+    arg_names: list[str]
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
 
@@ -45,6 +44,7 @@ class _MissingKernel:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.arg_names: list[str] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
         raise RuntimeError(f"{self.name} needs Triton, which is not installed on this machine")

@@ -50,27 +50,32 @@ NCOMPASS_API const char* ncompass_linear(ncompass::Context* context, int64_t num
                                          int64_t residual_stride, void* out,
                                          ncompass::DType out_dtype);
 
-// The shape of one layer's pages, which are described in kv_pages.h.
-struct ncompass_KVShape {
-  int64_t num_blocks;
-  int64_t num_kv_heads;
-  int64_t head_dim;
-  int64_t dtype;
-};
+// keys, values: one layer's pages, [num_blocks, num_kv_heads] of them, laid out as kv_pages.h says.
 
+// Rotates q in place, and writes rotated k and plain v to the slots that are not negative.
 NCOMPASS_API const char* ncompass_rotary_and_write_kv(
-    ncompass::Context* context, const ncompass_KVShape* shape, void* keys, void* values,
-    int64_t num_tokens, int64_t num_heads, void* q, int64_t q_stride, const void* k,
-    int64_t k_stride, const void* v, int64_t v_stride, ncompass::DType dtype,
-    const float* cos_sin, int64_t max_positions, int64_t rotary_dim, const int64_t* positions,
-    const int64_t* slots);
+    ncompass::Context* context, void* keys, void* values, int64_t num_blocks,
+    int64_t num_kv_heads, int64_t head_dim, ncompass::DType kv_dtype, int64_t num_tokens,
+    int64_t num_heads, void* q, int64_t q_stride, const void* k, int64_t k_stride, const void* v,
+    int64_t v_stride, ncompass::DType dtype, const float* cos_sin, int64_t max_positions,
+    int64_t rotary_dim, const int64_t* positions, const int64_t* slots);
 
+// A window or softcap of 0 means none.
 NCOMPASS_API const char* ncompass_paged_attention(
-    ncompass::Context* context, const ncompass_KVShape* shape, const void* keys,
-    const void* values, int64_t num_tokens, int64_t num_heads, const void* q, int64_t q_stride,
-    ncompass::DType dtype, void* out, int64_t num_sequences, const int32_t* query_start,
-    const int32_t* context_lens, const int32_t* block_tables, int64_t max_blocks, float scale,
-    int64_t window, float softcap);
+    ncompass::Context* context, const void* keys, const void* values, int64_t num_blocks,
+    int64_t num_kv_heads, int64_t head_dim, ncompass::DType kv_dtype, int64_t num_tokens,
+    int64_t num_heads, const void* q, int64_t q_stride, ncompass::DType dtype, void* out,
+    int64_t num_sequences, const int32_t* query_start, const int32_t* context_lens,
+    const int32_t* block_tables, int64_t max_blocks, float scale, int64_t window, float softcap);
+
+// tokens[row] = the token drawn from a row of logits, -1 where the largest is not finite. A null
+// temperature takes the largest of every row, and the arrays after it are not read.
+NCOMPASS_API const char* ncompass_sample(ncompass::Context* context, int64_t num_rows,
+                                         int64_t vocabulary, const void* logits, int64_t stride,
+                                         ncompass::DType dtype, const float* temperature,
+                                         const int64_t* top_k, const float* top_p,
+                                         const float* min_p, const int64_t* seeds,
+                                         const int64_t* positions, int64_t* tokens);
 
 // The machine's limits. unit: 0 = float multiply-add, 1 = the native bf16 dot product (0 without).
 NCOMPASS_API const char* ncompass_measure_arithmetic(ncompass::Context* context, int32_t unit,

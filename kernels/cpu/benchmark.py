@@ -24,6 +24,7 @@ import torch
 from kernels.attention_metadata import AttentionMetadata
 from kernels.cpu import library
 from kernels.cpu.build import AVX2, NATIVE
+from kernels.cpu.memory import keep_freed_memory
 from kernels.gated_activation import silu_and_mul
 from kernels.kv_cache import PagedKVCache
 from kernels.linear import PackedLinear, linear
@@ -226,6 +227,7 @@ def main() -> int:
         sys.stdout.write(f"{built.reason}\n")
         return 1
     torch.set_num_threads(1)
+    keep_freed_memory()
     cpu = library.enable(built.path, arguments.threads)
     limits = measure_limits(cpu, dtype)
     sys.stdout.write(

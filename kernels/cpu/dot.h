@@ -164,11 +164,11 @@ inline void store_tile(const F32 (&sums)[kRows][kVectors], float* to, int64_t ro
   }
 }
 
-// Calls body(std::integral_constant<int, value>) for a value in 1..kMost known only at run time.
-template <int kMost, class Body>
+// Calls body(std::integral_constant<int, value>) for a value in kLeast..kMost known at run time.
+template <int kMost, int kLeast = 1, class Body>
 inline void with_constant(int value, const Body& body) {
-  if constexpr (kMost > 1) {
-    if (value < kMost) return with_constant<kMost - 1>(value, body);
+  if constexpr (kMost > kLeast) {
+    if (value < kMost) return with_constant<kMost - 1, kLeast>(value, body);
   }
   body(std::integral_constant<int, kMost>{});
 }

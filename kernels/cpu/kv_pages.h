@@ -42,9 +42,9 @@ struct Pages {
   }
 };
 
-inline void check(const ncompass_KVShape& shape) {
-  require(shape.num_blocks > 0 && shape.num_kv_heads > 0, "kv cache: no pages");
-  require(shape.head_dim > 0 && shape.head_dim % 16 == 0 && shape.head_dim <= kMaxHeadDim,
+inline void check_pages(int64_t num_blocks, int64_t num_kv_heads, int64_t head_dim) {
+  require(num_blocks > 0 && num_kv_heads > 0, "kv cache: no pages");
+  require(head_dim > 0 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim,
           "kv cache: the head dimension is not a multiple of 16 up to 512");
 }
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -24,21 +24,13 @@ from kernels.cpu.memory import lazy_zeros
 if TYPE_CHECKING:
     from kernels.attention_metadata import AttentionMetadata
     from kernels.kv_cache import PagedKVCache
+    from kernels.sampling import SamplingBatch
 
 __all__ = ["BuildResult", "CpuLibrary", "PackedWeight", "active", "build", "disable", "enable"]
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 512
 MEASUREMENT_S = 0.002
-
-
-class _KVShape(Structure):
-    _fields_ = (
-        ("num_blocks", c_int64),
-        ("num_kv_heads", c_int64),
-        ("head_dim", c_int64),
-        ("dtype", c_int64),
-    )
 
 
 _I, _P, _D = c_int64, c_void_p, c_int32
@@ -48,13 +40,14 @@ _SIGNATURES: dict[str, list[object]] = {
     "pack": [_P, _I, _I, _P, _I, _D, _P],
     "linear": [_P, _I, _I, _I, _P, _I, _D, _P, _D, _P, _P, _I, _P, _D],
     "rotary_and_write_kv": [
-        *[_P, POINTER(_KVShape), _P, _P, _I, _I, _P, _I, _P, _I, _P, _I, _D],
-        *[_P, _I, _I, _P, _P],
+        *[_P, _P, _P, _I, _I, _I, _D],
+        *[_I, _I, _P, _I, _P, _I, _P, _I, _D, _P, _I, _I, _P, _P],
     ],
     "paged_attention": [
-        *[_P, POINTER(_KVShape), _P, _P, _I, _I, _P, _I, _D, _P, _I],
-        *[_P, _P, _P, _I, c_float, _I, c_float],
+        *[_P, _P, _P, _I, _I, _I, _D],
+        *[_I, _I, _P, _I, _D, _P, _I, _P, _P, _P, _I, c_float, _I, c_float],
     ],
+    "sample": [_P, _I, _I, _P, _I, _D, _P, _P, _P, _P, _P, _P, _P],
     "measure_arithmetic": [_P, _D, c_double, POINTER(c_double)],
     "measure_read": [_P, _P, _I, POINTER(c_double)],
 }
@@ -70,7 +63,13 @@ class CpuLibrary:
 
     def __init__(self, path: Path, num_threads: int, native_bf16_dot: bool | None = None) -> None:
         self._library = ctypes.CDLL(str(path))
-        self._calls = {name: self._bind(name, types) for name, types in _SIGNATURES.items()}
+        self._rms_norm = self._bind("rms_norm")
+        self._silu_and_mul = self._bind("silu_and_mul")
+        self._pack = self._bind("pack")
+        self._linear = self._bind("linear")
+        self._rotary_and_write_kv = self._bind("rotary_and_write_kv")
+        self._paged_attention = self._bind("paged_attention")
+        self._sample = self._bind("sample")
         self._library.ncompass_packed_bytes.restype = c_int64
         self._library.ncompass_packed_bytes.argtypes = [c_int64, c_int64, c_int32]
         self._library.ncompass_create.restype = c_void_p
@@ -87,9 +86,9 @@ class CpuLibrary:
             self.close()
             self._context = self._create(is_native=True)
 
-    def _bind(self, name: str, types: list[object]) -> Callable[..., bytes | None]:
+    def _bind(self, name: str) -> Callable[..., bytes | None]:
         function = getattr(self._library, f"ncompass_{name}")
-        function.argtypes = types
+        function.argtypes = _SIGNATURES[name]
         function.restype = c_char_p
         called: Callable[..., bytes | None] = function
         return called
@@ -120,8 +119,8 @@ class CpuLibrary:
 
     def _measure(self, name: str, *arguments: object) -> float:
         rate = c_double()
-        self._call(name, *arguments, ctypes.byref(rate))
-        return rate.value
+        reason = self._bind(name)(self._context, *arguments, ctypes.byref(rate))
+        return rate.value if reason is None else _refuse(reason)
 
     def _is_native_dot_faster(self) -> bool:
         """Best of several short runs each, alternating: the two rates differ by a factor of two."""
@@ -136,18 +135,21 @@ class CpuLibrary:
     @staticmethod
     def supports(*tensors: torch.Tensor) -> bool:
         """Whether these are fp32 or bf16 on the CPU with elements side by side."""
-        return all(
-            x.dtype in DTYPES and x.device.type == "cpu" and (x.stride(-1) == 1 or x.shape[-1] == 1)
-            for x in tensors
-        )
+        for x in tensors:
+            if x.dtype not in DTYPES or not x.is_cpu or (x.stride(-1) != 1 and x.shape[-1] > 1):
+                return False
+        return True
 
     @classmethod
     def supports_heads(cls, *tensors: torch.Tensor) -> bool:
         """Whether these are [T, heads, head_dim] of one dtype, a token's heads side by side."""
-        return cls.supports(*tensors) and all(
-            (x.stride(1) == x.shape[2] or x.shape[1] == 1) and x.dtype == tensors[0].dtype
-            for x in tensors
-        )
+        dtype = tensors[0].dtype
+        for x in tensors:
+            _, stride, _ = x.stride()
+            _, num_heads, head_dim = x.shape
+            if x.dtype != dtype or (stride != head_dim and num_heads > 1):
+                return False
+        return cls.supports(*tensors)
 
     @staticmethod
     def supports_head_dim(head_dim: int) -> bool:
@@ -159,14 +161,16 @@ class CpuLibrary:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x: [..., hidden] -> the same shape in weight's dtype."""
         rows = _rows(x)
-        out = torch.empty(x.shape, dtype=weight.dtype)
-        self._call(
-            "rms_norm",
-            *(len(rows), rows.shape[1], rows.data_ptr(), rows.stride(0), DTYPES[rows.dtype]),
+        num_rows, hidden = rows.shape
+        dtype = weight.dtype
+        out = torch.empty(x.shape, dtype=dtype)
+        reason = self._rms_norm(
+            *(self._context, num_rows, hidden),
+            *(rows.data_ptr(), rows.stride(0), DTYPES[x.dtype]),
             *(None, 0, 0, None),
-            *(weight.data_ptr(), DTYPES[weight.dtype], eps, out.data_ptr()),
+            *(weight.data_ptr(), DTYPES[dtype], eps, out.data_ptr()),
         )
-        return out
+        return out if reason is None else _refuse(reason)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
@@ -174,39 +178,39 @@ class CpuLibrary:
         """(rms_norm(x + residual), x + residual)."""
         assert x.shape == residual.shape, (x.shape, residual.shape)
         rows, addend = _rows(residual), _rows(x)
+        num_rows, hidden = rows.shape
         total = torch.empty(residual.shape, dtype=residual.dtype)
         out = torch.empty(x.shape, dtype=weight.dtype)
-        self._call(
-            "rms_norm",
-            *(len(rows), rows.shape[1], rows.data_ptr(), rows.stride(0), DTYPES[rows.dtype]),
+        reason = self._rms_norm(
+            *(self._context, num_rows, hidden),
+            *(rows.data_ptr(), rows.stride(0), DTYPES[rows.dtype]),
             *(addend.data_ptr(), addend.stride(0), DTYPES[addend.dtype], total.data_ptr()),
             *(weight.data_ptr(), DTYPES[weight.dtype], eps, out.data_ptr()),
         )
-        return out, total
+        return (out, total) if reason is None else _refuse(reason)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up: [T, 2 * intermediate] -> [T, intermediate]."""
         num_rows, width = gate_up.shape
-        out = torch.empty((num_rows, width // 2), dtype=gate_up.dtype)
-        self._call(
-            "silu_and_mul",
-            *(num_rows, width // 2, gate_up.data_ptr(), gate_up.stride(0)),
-            *(DTYPES[gate_up.dtype], out.data_ptr()),
+        dtype = gate_up.dtype
+        out = torch.empty((num_rows, width // 2), dtype=dtype)
+        reason = self._silu_and_mul(
+            *(self._context, num_rows, width // 2),
+            *(gate_up.data_ptr(), gate_up.stride(0), DTYPES[dtype], out.data_ptr()),
         )
-        return out
+        return out if reason is None else _refuse(reason)
 
     def pack(self, weight: torch.Tensor) -> PackedWeight:
         """weight: [out_features, in_features] -> its packed form."""
         out_features, in_features = weight.shape
-        dtype = DTYPES[weight.dtype]
-        num_bytes = self._library.ncompass_packed_bytes(out_features, in_features, dtype)
+        code = DTYPES[weight.dtype]
+        num_bytes = self._library.ncompass_packed_bytes(out_features, in_features, code)
         packed = PackedWeight(out_features, in_features, weight.dtype, lazy_zeros(num_bytes))
-        self._call(
-            "pack",
-            *(out_features, in_features, weight.data_ptr(), weight.stride(0), dtype),
-            packed.memory.data_ptr(),
+        reason = self._pack(
+            *(self._context, out_features, in_features),
+            *(weight.data_ptr(), weight.stride(0), code, packed.pointer),
         )
-        return packed
+        return packed if reason is None else _refuse(reason)
 
     def linear(
         self,
@@ -214,23 +218,26 @@ class CpuLibrary:
         weight: PackedWeight,
         bias: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """x: [T, in_features] -> [T, out_features]; bias is fp32, the residual gives the dtype."""
+        """x: [T, in_features] -> [T, out_features] in the dtype of the residual, if there is one.
+
+        The bias is fp32. Without residual the result has `dtype`, or the weight's.
+        """
         num_rows, in_features = x.shape
         assert in_features == weight.in_features, (x.shape, weight.in_features)
-        dtype = weight.dtype if residual is None else residual.dtype
-        out = torch.empty((num_rows, weight.out_features), dtype=dtype)
-        assert residual is None or residual.shape == out.shape, (residual.shape, out.shape)
-        self._call(
-            "linear",
-            *(num_rows, weight.out_features, in_features),
-            *(x.data_ptr(), x.stride(0), DTYPES[x.dtype]),
-            *(weight.memory.data_ptr(), DTYPES[weight.dtype]),
+        dtype = residual.dtype if residual is not None else dtype or weight.dtype
+        shape = (num_rows, weight.out_features)
+        out = torch.empty(shape, dtype=dtype)
+        assert residual is None or residual.shape == shape, (residual.shape, shape)
+        reason = self._linear(
+            *(self._context, num_rows, weight.out_features, in_features),
+            *(x.data_ptr(), x.stride(0), DTYPES[x.dtype], weight.pointer, weight.code),
             None if bias is None else bias.data_ptr(),
             *(None, 0) if residual is None else (residual.data_ptr(), residual.stride(0)),
             *(out.data_ptr(), DTYPES[dtype]),
         )
-        return out
+        return out if reason is None else _refuse(reason)
 
     def rotary_and_write_kv(
         self,
@@ -242,22 +249,24 @@ class CpuLibrary:
         layer: int,
         metadata: AttentionMetadata,
     ) -> None:
-        """Rotate q in place, write rotated k and v to the pages."""
+        """Rotate q in place, write rotated k and v to the pages. `supports_heads(q, k, v)` holds."""
         num_tokens, num_heads, head_dim = q.shape
-        shape = (num_tokens, kv_cache.num_kv_heads, kv_cache.head_dim)
-        assert k.shape == v.shape == shape, (k.shape, v.shape, shape)
+        num_kv_heads = kv_cache.num_kv_heads
+        positions, slots = metadata.positions, metadata.slot_mapping
         assert head_dim == kv_cache.head_dim
-        assert len(metadata.positions) == len(metadata.slot_mapping) == num_tokens
-        assert cos_sin.is_contiguous()
-        self._call(
-            "rotary_and_write_kv",
-            *(ctypes.byref(_shape(kv_cache)), kv_cache.keys[layer].data_ptr()),
-            *(kv_cache.values[layer].data_ptr(), num_tokens, num_heads),
-            *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0)),
+        assert k.shape == v.shape == (num_tokens, num_kv_heads, head_dim), (k.shape, v.shape)
+        assert positions.numel() == slots.numel() == num_tokens
+        max_positions, _, half = cos_sin.shape
+        reason = self._rotary_and_write_kv(
+            *(self._context, kv_cache.keys[layer].data_ptr(), kv_cache.values[layer].data_ptr()),
+            *(kv_cache.num_blocks, num_kv_heads, head_dim, DTYPES[kv_cache.dtype]),
+            *(num_tokens, num_heads, q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0)),
             *(v.data_ptr(), v.stride(0), DTYPES[q.dtype]),
-            *(cos_sin.data_ptr(), len(cos_sin), 2 * cos_sin.shape[-1]),
-            *(metadata.positions.data_ptr(), metadata.slot_mapping.data_ptr()),
+            *(cos_sin.data_ptr(), max_positions, 2 * half),
+            *(positions.data_ptr(), slots.data_ptr()),
         )
+        if reason is not None:
+            _refuse(reason)
 
     def paged_attention(
         self,
@@ -270,36 +279,48 @@ class CpuLibrary:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """Attend from q [T, num_heads, head_dim] to the pages."""
+        """Attend from q [T, num_heads, head_dim] to the pages. `supports_heads(q)` holds."""
         num_tokens, num_heads, head_dim = q.shape
         assert head_dim == kv_cache.head_dim
-        assert len(metadata.query_start) == len(metadata.context_lens) + 1
-        out = torch.empty(q.shape, dtype=q.dtype)
-        block_tables = metadata.block_tables
-        assert block_tables.is_contiguous()
-        assert len(block_tables) == len(metadata.context_lens)
-        self._call(
-            "paged_attention",
-            *(ctypes.byref(_shape(kv_cache)), kv_cache.keys[layer].data_ptr()),
-            *(kv_cache.values[layer].data_ptr(), num_tokens, num_heads),
-            *(q.data_ptr(), q.stride(0), DTYPES[q.dtype], out.data_ptr()),
-            len(block_tables),
-            *(metadata.query_start.data_ptr(), metadata.context_lens.data_ptr()),
-            *(block_tables.data_ptr(), block_tables.shape[1]),
-            *(scale, window or 0, softcap or 0.0),
+        dtype, context_lens, tables = q.dtype, metadata.context_lens, metadata.block_tables
+        num_sequences, max_blocks = tables.shape
+        assert context_lens.numel() == num_sequences
+        assert metadata.query_start.numel() == num_sequences + 1
+        assert tables.is_contiguous()
+        out = torch.empty((num_tokens, num_heads, head_dim), dtype=dtype)
+        reason = self._paged_attention(
+            *(self._context, kv_cache.keys[layer].data_ptr(), kv_cache.values[layer].data_ptr()),
+            *(kv_cache.num_blocks, kv_cache.num_kv_heads, head_dim, DTYPES[kv_cache.dtype]),
+            *(num_tokens, num_heads, q.data_ptr(), q.stride(0), DTYPES[dtype], out.data_ptr()),
+            *(num_sequences, metadata.query_start.data_ptr(), context_lens.data_ptr()),
+            *(tables.data_ptr(), max_blocks, scale, window or 0, softcap or 0.0),
         )
-        return out
+        return out if reason is None else _refuse(reason)
 
-    def _call(self, name: str, *arguments: object) -> None:
-        reason = self._calls[name](self._context, *arguments)
-        if reason is not None:
-            raise ValueError(reason.decode())
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        """One token per row of logits [B, V]; see `kernels.sampling`."""
+        num_rows, vocabulary = logits.shape
+        tokens = torch.empty(num_rows, dtype=torch.int64)
+        options: tuple[torch.Tensor | None, ...] = (
+            *(batch.temperature, batch.top_k, batch.top_p, batch.min_p),
+            *(batch.seeds, batch.positions),
+        )
+        assert all(x is not None and x.is_contiguous() and len(x) == num_rows for x in options)
+        if batch.is_all_greedy:
+            options = (None,) * len(options)
+        reason = self._sample(
+            *(self._context, num_rows, vocabulary),
+            *(logits.data_ptr(), logits.stride(0), DTYPES[logits.dtype]),
+            *(None if x is None else x.data_ptr() for x in options),
+            tokens.data_ptr(),
+        )
+        return tokens if reason is None else _refuse(reason)
 
 
 class PackedWeight:
     """A weight in the order in which the register tiles read it."""
 
-    __slots__ = ("dtype", "in_features", "memory", "out_features")
+    __slots__ = ("code", "dtype", "in_features", "memory", "out_features", "pointer")
 
     def __init__(
         self, out_features: int, in_features: int, dtype: torch.dtype, memory: torch.Tensor
@@ -308,6 +329,8 @@ class PackedWeight:
         self.in_features = in_features
         self.dtype = dtype
         self.memory = memory
+        self.pointer = memory.data_ptr()
+        self.code = DTYPES[dtype]
 
 
 _active: list[CpuLibrary] = []
@@ -337,7 +360,6 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 
 
-def _shape(kv_cache: PagedKVCache) -> _KVShape:
-    return _KVShape(
-        kv_cache.num_blocks, kv_cache.num_kv_heads, kv_cache.head_dim, DTYPES[kv_cache.dtype]
-    )
+def _refuse(reason: bytes) -> NoReturn:
+    """The arguments would have led outside an array."""
+    raise ValueError(reason.decode())

@@ -81,6 +81,7 @@ void multiply(Context& context, const LinearCall& call) {
 
   // 2. One task a panel and block of rows, blocks outermost: a block's rows stay in the cache.
   const int64_t num_panels = (call.out_features + kPanelWidth - 1) / kPanelWidth;
+  const int64_t panel_size = panel_elements<Weight>(call.in_features);
   TaskList products(num_panels * tiling.num_blocks(), num_threads);
   context.team.run([&](int thread) {
     float* sums = scratch[thread];
@@ -90,7 +91,7 @@ void multiply(Context& context, const LinearCall& call) {
       rows = reinterpret_cast<const Activation*>(x);
       stride = call.x_stride;
     } else if (is_shared) {
-      conversions.take(thread, [&](int64_t task) {
+      conversions.take(thread, [&](int64_t task, int64_t) {
         const int64_t end = std::min((task + 1) * kRowsPerConversion, call.num_rows);
         for (int64_t row = task * kRowsPerConversion; row < end; ++row) convert(row, shared_rows);
       });
@@ -100,13 +101,13 @@ void multiply(Context& context, const LinearCall& call) {
       for (int64_t row = 0; row < call.num_rows; ++row) convert(row, own);
       rows = own;
     }
-    products.take(thread, [&](int64_t task) {
+    products.take(thread, [&](int64_t task, int64_t next) {
       const int64_t panel = task % num_panels;
       const int64_t first_row = task / num_panels * tiling.block_rows;
       const int64_t num_rows = std::min(tiling.block_rows, call.num_rows - first_row);
       multiply_block<Dot>(rows + first_row * stride, stride, num_rows, tiling.tile_rows,
-                          packed + panel * panel_elements<Weight>(call.in_features), num_steps,
-                          sums);
+                          packed + panel * panel_size, num_steps,
+                          next < 0 ? nullptr : packed + next % num_panels * panel_size, sums);
       write_panel<Out>(call, first_row, num_rows, panel * kPanelWidth, sums);
     });
   });
@@ -119,7 +120,7 @@ void pack(Context& context, int64_t out_features, int64_t in_features, const Wei
   const int64_t num_panels = (out_features + kPanelWidth - 1) / kPanelWidth;
   TaskList panels(num_panels, context.team.size());
   context.team.run([&](int thread) {
-    panels.take(thread, [&](int64_t panel) {
+    panels.take(thread, [&](int64_t panel, int64_t) {
       Weight* out = packed + panel * panel_elements<Weight>(in_features);
       std::memset(out, 0, panel_elements<Weight>(in_features) * sizeof(Weight));
       const int64_t width = std::min<int64_t>(kPanelWidth, out_features - panel * kPanelWidth);

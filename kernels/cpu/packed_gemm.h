@@ -21,10 +21,11 @@
 namespace ncompass {
 
 constexpr int kPanelWidth = kTileVectors * F32::kWidth;
-constexpr int kMaxBlockRows = 256;
 constexpr int kBlockSteps = 128;
+constexpr int kMaxBlockRows = 256;
 constexpr int64_t kMaxBlockBytes = 1 << 20;  // of activations: half of a second-level cache
-constexpr int64_t kWeightPrefetchBytes = 4096;
+// Up to so many tiles widen the weights in registers, each for itself.
+constexpr int kTilesInRegisters = 4;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -54,17 +55,19 @@ struct RowTiling {
 };
 
 // sums [kRows, kPanelWidth] (+)= activations . part of a panel. `is_first` starts from zero.
-template <class Dot, int kRows>
+// Meanwhile the weights at `next` come nearer, kPrefetchLines with each step, if it is not null.
+template <class Dot, int kRows, int kPrefetchLines>
 void multiply_tile(const typename Dot::Activation* activations, int64_t row_stride,
                    const typename Dot::Weight* panel, int64_t num_steps, bool is_first,
-                   float* sums) {
+                   float* sums, Prefetch next) {
   F32 tile[kRows][kTileVectors];
   if (is_first) {
     clear(tile);
   } else {
     load_tile(sums, kPanelWidth, tile);
   }
-  accumulate<Dot>(tile, activations, row_stride, panel, kPanelWidth * Dot::kDepth, num_steps);
+  accumulate<Dot, kRows, kTileVectors, kPrefetchLines>(
+      tile, activations, row_stride, panel, kPanelWidth * Dot::kDepth, num_steps, next);
   store_tile(tile, sums, kPanelWidth);
 }
 
@@ -73,8 +76,6 @@ inline void widen_panel(const bf16* panel, int64_t num_steps, float* widened) {
   for (int64_t step = 0; step < num_steps; ++step) {
     NCOMPASS_UNROLL for (int v = 0; v < kTileVectors; ++v) {
       const Pairs pairs = load_pairs(panel + v * F32::kWidth * 2);
-      _mm_prefetch(reinterpret_cast<const char*>(panel + v * F32::kWidth * 2) + kWeightPrefetchBytes,
-                   _MM_HINT_T1);
       store(widened + v * F32::kWidth, low(pairs));
       store(widened + kPanelWidth + v * F32::kWidth, high(pairs));
     }
@@ -83,33 +84,40 @@ inline void widen_panel(const bf16* panel, int64_t num_steps, float* widened) {
   }
 }
 
-// sums [num_rows, kPanelWidth] = rows . panel.
+// sums [num_rows, kPanelWidth] = rows . panel. The first tile of each part of the panel fetches the
+// next part, the last one fetches the start of `next_panel`.
 template <class Dot>
 void multiply_block(const typename Dot::Activation* rows, int64_t row_stride, int64_t num_rows,
                     int tile_rows, const typename Dot::Weight* panel, int64_t num_steps,
-                    float* sums) {
-  const int64_t block_steps = num_rows > tile_rows ? kBlockSteps / Dot::kDepth : num_steps;
+                    const typename Dot::Weight* next_panel, float* sums) {
   constexpr bool kWidens = std::is_same_v<Dot, WidenedBf16Dot>;
+  constexpr int kPartSteps = kBlockSteps / Dot::kDepth;
+  constexpr int kLines = kPanelWidth / 16;  // that a step reads: 4 bytes for each output
+  const bool is_widened = kWidens && num_rows > kTilesInRegisters * tile_rows;
   alignas(64) float widened[kWidens ? kBlockSteps * kPanelWidth : 1];
-  for (int64_t step = 0; step < num_steps; step += block_steps) {
-    const int64_t steps = std::min(block_steps, num_steps - step);
+  for (int64_t step = 0; step < num_steps; step += kPartSteps) {
+    const int64_t steps = std::min<int64_t>(kPartSteps, num_steps - step);
     const auto* part = panel + step * kPanelWidth * Dot::kDepth;
-    const bool is_widened = kWidens && num_rows > tile_rows;
+    const bool is_last = step + kPartSteps >= num_steps;
+    Prefetch next{reinterpret_cast<const char*>(
+        is_last ? next_panel : part + kPartSteps * kPanelWidth * Dot::kDepth)};
     if constexpr (kWidens) {
       if (is_widened) widen_panel(part, steps, widened);
     }
     for (int64_t row = 0; row < num_rows; row += tile_rows) {
       const auto* activations = rows + row * row_stride + step * Dot::kDepth;
+      float* tile_sums = sums + row * kPanelWidth;
       with_constant<kTileRows>(std::min<int64_t>(tile_rows, num_rows - row), [&](auto height) {
         if constexpr (kWidens) {
           if (is_widened) {
-            return multiply_tile<FloatDot, height()>(activations, row_stride, widened, 2 * steps,
-                                                     step == 0, sums + row * kPanelWidth);
+            return multiply_tile<FloatDot, height(), (kLines + 1) / 2>(
+                activations, row_stride, widened, 2 * steps, step == 0, tile_sums, next);
           }
         }
-        multiply_tile<Dot, height()>(activations, row_stride, part, steps, step == 0,
-                                     sums + row * kPanelWidth);
+        multiply_tile<Dot, height(), kLines>(activations, row_stride, part, steps, step == 0,
+                                             tile_sums, next);
       });
+      next.next = nullptr;
     }
   }
 }

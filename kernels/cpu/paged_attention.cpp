@@ -53,12 +53,17 @@ struct Tile {
   int64_t num_tokens;
   int64_t kv_head;
   int64_t position;  // of the first token in its context
+  int64_t begin;     // the first position that any of its tokens sees
   const int32_t* block_table;
   int64_t first_chunk;
   int64_t end_chunk;
   int64_t first_partial;  // where its chunks' partials lie, if they are kept
 
   int64_t end_position() const { return position + num_tokens; }
+  // The first page of a chunk that matters; those before it may be gone from the cache.
+  int first_page(int64_t first) const {
+    return static_cast<int>(std::max<int64_t>(0, begin - first) / kPageTokens);
+  }
 };
 
 // A (partial) result of a tile: m [rows], l [rows], o [rows, head_dim].
@@ -125,16 +130,16 @@ class Attention {
     }
   }
 
-  // One chunk's partial result.
-  void attend_chunk(const Tile& tile, int64_t chunk, const TileScratch<Dot>& scratch,
-                    const Partial& partial) const {
+  // One chunk's partial result. `next` is what this thread probably does after the tile, or null.
+  void attend_chunk(const Tile& tile, const Tile* next, int64_t chunk,
+                    const TileScratch<Dot>& scratch, const Partial& partial) const {
     const int64_t first = chunk * kChunkTokens;
     const int num_tokens = std::min<int64_t>(kChunkTokens, tile.end_position() - first);
     multiply_keys(tile, first, num_tokens, scratch);
     for (int64_t row = 0; row < rows(tile); ++row) {
       soften_row(tile, first, num_tokens, row, scratch, partial);
     }
-    multiply_values(tile, first, num_tokens, scratch, partial);
+    multiply_values(tile, next, first, num_tokens, scratch, partial);
   }
 
   // total = total merged with `partial`, which lies later in the context.
@@ -183,44 +188,82 @@ class Attention {
     return tile.block_table[first / kPageTokens + page];
   }
 
-  const char* key_memory(const Tile& tile, int64_t token) const {
-    if (token >= tile.end_position()) return nullptr;
+  // The keys that will be read a chunk after this page: of the tile, or of the one that follows it.
+  const char* keys_ahead(const Tile& tile, const Tile* next, int64_t page) const {
+    page += kChunkPages;
+    const int64_t num_pages = (tile.end_position() + kPageTokens - 1) / kPageTokens;
+    const Tile* reader = &tile;
+    if (page >= num_pages) {
+      if (next == nullptr) return nullptr;
+      reader = next;
+      page += next->begin / kPageTokens - num_pages;
+      if (page * kPageTokens >= next->end_position()) return nullptr;
+    }
     return reinterpret_cast<const char*>(
-        pages_.key_panel(tile.block_table[token / kPageTokens], tile.kv_head));
+        pages_.key_panel(reader->block_table[page], reader->kv_head));
+  }
+
+  // Calls body(row, rows, vectors) for blocks of rows, the last two being compile-time constants: the
+  // block's height, and how many vectors at once go with it (at most `num_vectors`).
+  template <class Body>
+  static void for_each_block(int64_t num_rows, int num_vectors, const Body& body) {
+    for (int64_t row = 0; row < num_rows;) {
+      const int64_t left = num_rows - row;
+      if (left <= kFlatRows) {
+        with_constant<kFlatRows>(left, [&](auto rows) {
+          with_constant<kFlatVectors>(std::min(num_vectors, kFlatVectors),
+                                      [&](auto vectors) { body(row, rows, vectors); });
+        });
+        return;
+      }
+      const int64_t height = std::min<int64_t>(left, kTallRows);
+      with_constant<kTallRows, kFlatRows + 1>(height, [&](auto rows) {
+        with_constant<kTallVectors>(std::min(num_vectors, kTallVectors),
+                                    [&](auto vectors) { body(row, rows, vectors); });
+      });
+      row += height;
+    }
   }
 
   // scores [rows, num_tokens] = queries . keys. While a page of keys is read, its values are
   // brought nearer.
   void multiply_keys(const Tile& tile, int64_t first, int num_tokens,
                      const TileScratch<Dot>& scratch) const {
-    constexpr int kDepth = Dot::kDepth;
-    const int64_t num_rows = rows(tile);
-    for (int page = 0; page * kPageTokens < num_tokens; ++page) {
+    constexpr int kWidth = F32::kWidth;
+    for (int page = tile.first_page(first); page * kPageTokens < num_tokens; ++page) {
       const int64_t block_number = block(tile, first, page);
       const Element* panel = pages_.key_panel(block_number, tile.kv_head);
       const int page_tokens = std::min(kPageTokens, num_tokens - page * kPageTokens);
+      const int page_vectors = (page_tokens + kWidth - 1) / kWidth;
       Prefetch values{
           reinterpret_cast<const char*>(pages_.value_panel(block_number, tile.kv_head))};
-      for (int token = 0; token < page_tokens; token += kAttentionVectors * F32::kWidth) {
-        const int num_vectors = std::min<int>(
-            kAttentionVectors, (page_tokens - token + F32::kWidth - 1) / F32::kWidth);
-        for (int64_t row = 0; row < num_rows; row += kAttentionRows) {
-          const auto height = std::min<int64_t>(kAttentionRows, num_rows - row);
-          with_constant<kAttentionRows>(height, [&](auto rows) {
-            with_constant<kAttentionVectors>(num_vectors, [&](auto vectors) {
-              F32 tile_scores[rows()][vectors()];
-              clear(tile_scores);
-              accumulate<Dot, rows(), vectors(), 4>(
-                  tile_scores, scratch.queries + row * scratch.query_stride, scratch.query_stride,
-                  panel + token * kDepth, kPageTokens * kDepth, pages_.head_dim / kDepth, values);
-              float* scores = scratch.scores + row * kScoreStride + page * kPageTokens + token;
-              store_tile(tile_scores, scores, kScoreStride);
-            });
-          });
+      for_each_block(rows(tile), page_vectors, [&](int64_t row, auto rows, auto vectors) {
+        float* scores = scratch.scores + row * kScoreStride + page * kPageTokens;
+        const Activation* queries = scratch.queries + row * scratch.query_stride;
+        int vector = 0;
+        for (; vector + vectors() <= page_vectors; vector += vectors()) {
+          score<rows(), vectors()>(queries, scratch.query_stride, panel, vector, values, scores);
           values.next = nullptr;
         }
-      }
+        if (vector == page_vectors) return;
+        with_constant<std::max(vectors() - 1, 1)>(page_vectors - vector, [&](auto rest) {
+          score<rows(), rest()>(queries, scratch.query_stride, panel, vector, values, scores);
+        });
+      });
     }
+  }
+
+  // scores[r][vector...] of some rows with some vectors of tokens of one page.
+  template <int kRows, int kVectors>
+  void score(const Activation* queries, int64_t query_stride, const Element* panel, int vector,
+             Prefetch values, float* scores) const {
+    constexpr int kLines = 4;  // a page of values in as many steps as a page of keys has
+    F32 sums[kRows][kVectors];
+    clear(sums);
+    accumulate<Dot, kRows, kVectors, kLines>(
+        sums, queries, query_stride, panel + vector * F32::kWidth * Dot::kDepth,
+        kPageTokens * Dot::kDepth, pages_.head_dim / Dot::kDepth, values);
+    store_tile(sums, scores + vector * F32::kWidth, kScoreStride);
   }
 
   // Scores of one row -> unnormalised probabilities, 0 where the row may not look.
@@ -243,68 +286,78 @@ class Attention {
       for (int j = 0; j < padded_tokens; j += kWidth) store(probabilities + j, zero());
       return;
     }
+    const int first_vector = begin / kWidth * kWidth;
+    const auto is_whole = [&](int j) { return j >= begin && j + kWidth <= end; };
     const auto visible = [&](F32 x, int j, float otherwise) {
       const F32 hidden = broadcast(otherwise);
-      if (end - j < kWidth) x = keep_first(x, std::max(end - j, 0), hidden);
-      if (begin > j) x = keep_first(hidden, std::min(begin - j, kWidth), x);
-      return x;
+      x = keep_first(x, std::min(end - j, kWidth), hidden);
+      return keep_first(hidden, std::clamp(begin - j, 0, kWidth), x);
     };
     // 2. the largest score, in units of log2
+    if (call_.softcap > 0) cap_scores(scores, first_vector, end);
     const float factor = call_.softcap > 0 ? kLog2E : call_.scale * kLog2E;
-    const int first_vector = begin / kWidth * kWidth;
     F32 most = broadcast(kMinusInfinity);
     for (int j = first_vector; j < end; j += kWidth) {
-      F32 score = load(scores + j);
-      if (call_.softcap > 0) {
-        score = broadcast(call_.softcap) * tanh(score * broadcast(call_.scale / call_.softcap));
-        store(scores + j, score);
-      }
-      most = max(visible(score, j, kMinusInfinity), most);
+      const F32 score = load(scores + j);
+      most = max(is_whole(j) ? score : visible(score, j, kMinusInfinity), most);
     }
     const float largest = reduce_max(most) * factor;
     // 3. probabilities and their sum
     F32 sum = zero();
-    for (int j = 0; j < padded_tokens; j += kWidth) {
-      F32 probability = zero();
-      if (j >= first_vector && j < end) {
-        probability = exp2(fma(load(scores + j), broadcast(factor), broadcast(-largest)));
-        probability = visible(probability, j, 0.0f);
-        sum = sum + probability;
-      }
+    for (int j = 0; j < first_vector; j += kWidth) store(probabilities + j, zero());
+    for (int j = first_vector; j < end; j += kWidth) {
+      F32 probability = exp2(fma(load(scores + j), broadcast(factor), broadcast(-largest)));
+      if (!is_whole(j)) probability = visible(probability, j, 0.0f);
+      sum = sum + probability;
       store(probabilities + j, probability);
+    }
+    for (int j = (end + kWidth - 1) / kWidth * kWidth; j < padded_tokens; j += kWidth) {
+      store(probabilities + j, zero());
     }
     partial.largest[row] = largest;
     partial.weight[row] = reduce_add(sum);
   }
 
-  // partial.values = probabilities . values. Meanwhile the keys of the next chunk come nearer.
-  void multiply_values(const Tile& tile, int64_t first, int num_tokens,
-                       const TileScratch<Dot>& scratch, const Partial& partial) const {
-    constexpr int kWidth = F32::kWidth;
-    const int64_t head_dim = pages_.head_dim;
-    const int64_t num_rows = rows(tile);
-    for (int64_t row = 0; row < num_rows; row += kAttentionRows) {
-      const auto height = std::min<int64_t>(kAttentionRows, num_rows - row);
-      for (int64_t channel = 0; channel < head_dim; channel += kAttentionVectors * kWidth) {
-        const auto width = std::min<int64_t>(kAttentionVectors, (head_dim - channel) / kWidth);
-        with_constant<kAttentionRows>(height, [&](auto rows) {
-          with_constant<kAttentionVectors>(width, [&](auto vectors) {
-            F32 sums[rows()][vectors()];
-            clear(sums);
-            for (int page = 0; page * kPageTokens < num_tokens; ++page) {
-              add_page<rows(), vectors()>(tile, first, page, num_tokens, row, channel, scratch,
-                                          sums);
-            }
-            store_tile(sums, partial.values + row * head_dim + channel, head_dim);
-          });
-        });
-      }
+  // s = c tanh(scale s / c) from vector to vector.
+  void cap_scores(float* scores, int first, int end) const {
+    const F32 cap = broadcast(call_.softcap), factor = broadcast(call_.scale / call_.softcap);
+    for (int j = first; j < end; j += F32::kWidth) {
+      store(scores + j, cap * tanh(load(scores + j) * factor));
     }
   }
 
+  // partial.values = probabilities . values. Meanwhile the keys of the next chunk come nearer.
+  void multiply_values(const Tile& tile, const Tile* next, int64_t first, int num_tokens,
+                       const TileScratch<Dot>& scratch, const Partial& partial) const {
+    const int head_vectors = static_cast<int>(pages_.head_dim) / F32::kWidth;
+    for_each_block(rows(tile), head_vectors, [&](int64_t row, auto rows, auto vectors) {
+      int vector = 0;
+      for (; vector + vectors() <= head_vectors; vector += vectors()) {
+        add_values<rows(), vectors()>(tile, next, first, num_tokens, row, vector, scratch, partial);
+      }
+      if (vector == head_vectors) return;
+      with_constant<std::max(vectors() - 1, 1)>(head_vectors - vector, [&](auto rest) {
+        add_values<rows(), rest()>(tile, next, first, num_tokens, row, vector, scratch, partial);
+      });
+    });
+  }
+
+  // Some rows' sums of some vectors of channels.
   template <int kRows, int kVectors>
-  void add_page(const Tile& tile, int64_t first, int page, int num_tokens, int64_t row,
-                int64_t channel, const TileScratch<Dot>& scratch,
+  void add_values(const Tile& tile, const Tile* next, int64_t first, int num_tokens, int64_t row,
+                  int vector, const TileScratch<Dot>& scratch, const Partial& partial) const {
+    const int64_t channel = vector * F32::kWidth;
+    F32 sums[kRows][kVectors];
+    clear(sums);
+    for (int page = tile.first_page(first); page * kPageTokens < num_tokens; ++page) {
+      add_page<kRows, kVectors>(tile, next, first, page, num_tokens, row, channel, scratch, sums);
+    }
+    store_tile(sums, partial.values + row * pages_.head_dim + channel, pages_.head_dim);
+  }
+
+  template <int kRows, int kVectors>
+  void add_page(const Tile& tile, const Tile* next, int64_t first, int page, int num_tokens,
+                int64_t row, int64_t channel, const TileScratch<Dot>& scratch,
                 F32 (&sums)[kRows][kVectors]) const {
     constexpr int kDepth = Dot::kDepth;
     constexpr int kLines = kVectors * F32::kWidth / 16;  // of the next keys, with each step
@@ -316,7 +369,7 @@ class Attention {
         pages_.value_panel(block(tile, first, page), tile.kv_head) + channel * kDepth;
     Prefetch next_keys;
     if (row == 0) {
-      next_keys.next = key_memory(tile, first + kChunkTokens + page * kPageTokens);
+      next_keys.next = keys_ahead(tile, next, first / kPageTokens + page);
       if (next_keys.next != nullptr) next_keys.next += channel * kPageTokens * sizeof(Element);
     }
     accumulate<Dot, kRows, kVectors, kLines>(sums, probabilities, kScoreStride, panel,
@@ -336,8 +389,9 @@ class Attention {
 };
 
 // Everything that would lead outside an array.
-void check(const AttentionCall& call, const ncompass_KVShape& shape, int64_t num_tokens) {
-  require(call.num_heads > 0 && call.num_heads % shape.num_kv_heads == 0,
+void check(const AttentionCall& call, int64_t num_blocks, int64_t num_kv_heads,
+           int64_t num_tokens) {
+  require(call.num_heads > 0 && call.num_heads % num_kv_heads == 0,
           "attention: the query heads do not divide among the KV heads");
   require(call.query_start[0] == 0 && call.query_start[call.num_sequences] == num_tokens,
           "attention: query_start does not cover the tokens");
@@ -354,7 +408,7 @@ void check(const AttentionCall& call, const ncompass_KVShape& shape, int64_t num
     }
     for (int64_t page = first_page; page < num_pages; ++page) {
       const int32_t block = call.block_tables[i * call.max_blocks + page];
-      require(block >= 0 && block < shape.num_blocks, "attention: a block is beyond the cache");
+      require(block >= 0 && block < num_blocks, "attention: a block is beyond the cache");
     }
   }
 }
@@ -376,10 +430,8 @@ std::vector<Tile> cut_into_tiles(const AttentionCall& call, int64_t num_kv_heads
       tile.num_tokens = std::min(tile_tokens, num_queries - t * tile_tokens);
       tile.position = past + t * tile_tokens;
       tile.block_table = call.block_tables + i * call.max_blocks;
-      tile.first_chunk = 0;
-      if (call.window > 0) {
-        tile.first_chunk = std::max<int64_t>(0, tile.position + 1 - call.window) / kChunkTokens;
-      }
+      tile.begin = call.window > 0 ? std::max<int64_t>(0, tile.position + 1 - call.window) : 0;
+      tile.first_chunk = tile.begin / kChunkTokens;
       tile.end_chunk = (tile.end_position() + kChunkTokens - 1) / kChunkTokens;
       for (int64_t head = 0; head < num_kv_heads; ++head) {
         tile.kv_head = head;
@@ -423,13 +475,13 @@ void attend(Context& context, const AttentionCall& call,
     TaskList tasks(num_tiles, num_threads);
     context.team.run([&](int thread) {
       const TileScratch<Dot>& own = scratch[thread];
-      tasks.take(thread, [&](int64_t task) {
+      tasks.take(thread, [&](int64_t task, int64_t next) {
         const Tile& tile = tiles[task];
         const Partial total = partial_at(own.partials, 0), partial = partial_at(own.partials, 1);
         begin_total(tile, total);
         attention.template load_queries<T>(tile, own);
         for (int64_t chunk = tile.first_chunk; chunk < tile.end_chunk; ++chunk) {
-          attention.attend_chunk(tile, chunk, own, partial);
+          attention.attend_chunk(tile, next < 0 ? nullptr : &tiles[next], chunk, own, partial);
           attention.merge(attention.rows(tile), total, partial);
         }
         attention.template write<T>(tile, total);
@@ -451,13 +503,13 @@ void attend(Context& context, const AttentionCall& call,
   TaskList chunk_tasks(num_partials, num_threads), merge_tasks(num_tiles, num_threads);
   context.team.run([&](int thread) {
     const TileScratch<Dot>& own = scratch[thread];
-    chunk_tasks.take(thread, [&](int64_t task) {
+    chunk_tasks.take(thread, [&](int64_t task, int64_t) {
       const Tile& tile = tiles[parts[task].tile];
       attention.template load_queries<T>(tile, own);
-      attention.attend_chunk(tile, parts[task].chunk, own, partial_at(partials, task));
+      attention.attend_chunk(tile, nullptr, parts[task].chunk, own, partial_at(partials, task));
     });
     context.team.barrier();
-    merge_tasks.take(thread, [&](int64_t task) {
+    merge_tasks.take(thread, [&](int64_t task, int64_t) {
       const Tile& tile = tiles[task];
       const Partial total = partial_at(own.partials, 0);
       begin_total(tile, total);
@@ -474,20 +526,19 @@ void attend(Context& context, const AttentionCall& call,
 
 using namespace ncompass;
 
-const char* ncompass_paged_attention(Context* context, const ncompass_KVShape* shape,
-                                     const void* keys, const void* values, int64_t num_tokens,
-                                     int64_t num_heads, const void* q, int64_t q_stride,
-                                     DType dtype, void* out, int64_t num_sequences,
-                                     const int32_t* query_start, const int32_t* context_lens,
-                                     const int32_t* block_tables, int64_t max_blocks, float scale,
-                                     int64_t window, float softcap) {
+const char* ncompass_paged_attention(
+    Context* context, const void* keys, const void* values, int64_t num_blocks,
+    int64_t num_kv_heads, int64_t head_dim, DType kv_dtype, int64_t num_tokens, int64_t num_heads,
+    const void* q, int64_t q_stride, DType dtype, void* out, int64_t num_sequences,
+    const int32_t* query_start, const int32_t* context_lens, const int32_t* block_tables,
+    int64_t max_blocks, float scale, int64_t window, float softcap) {
   return guarded([&] {
-    check(*shape);
+    check_pages(num_blocks, num_kv_heads, head_dim);
     if (num_sequences == 0) return;
     const AttentionCall call{num_heads,    q,            q_stride,     out,
                              num_sequences, query_start, context_lens, block_tables,
                              max_blocks,   scale,        window,       softcap};
-    check(call, *shape, num_tokens);
+    check(call, num_blocks, num_kv_heads, num_tokens);
     const Session session(context->team);
     with_dtype(dtype, [&](auto element) {
       using T = decltype(element);
@@ -495,10 +546,10 @@ const char* ncompass_paged_attention(Context* context, const ncompass_KVShape* s
         using Dot = decltype(dot);
         using Element = const typename Dot::Weight;
         const Pages<Element> pages{static_cast<Element*>(keys), static_cast<Element*>(values),
-                                   shape->num_kv_heads, shape->head_dim};
+                                   num_kv_heads, head_dim};
         attend<Dot, T>(*context, call, pages);
       };
-      if (static_cast<DType>(shape->dtype) == DType::kFloat32) return run(FloatDot{});
+      if (kv_dtype == DType::kFloat32) return run(FloatDot{});
 #if NCOMPASS_HAS_BF16_DOT
       if (context->use_native_bf16_dot) return run(NativeBf16Dot{});
 #endif

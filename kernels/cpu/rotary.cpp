@@ -86,18 +86,17 @@ void rotate_and_write_token(const RotaryCall& call, const Pages<Element>& pages,
 
 using namespace ncompass;
 
-const char* ncompass_rotary_and_write_kv(Context* context, const ncompass_KVShape* shape,
-                                         void* keys, void* values, int64_t num_tokens,
-                                         int64_t num_heads, void* q, int64_t q_stride,
-                                         const void* k, int64_t k_stride, const void* v,
-                                         int64_t v_stride, DType dtype, const float* cos_sin,
-                                         int64_t max_positions, int64_t rotary_dim,
-                                         const int64_t* positions, const int64_t* slots) {
+const char* ncompass_rotary_and_write_kv(
+    Context* context, void* keys, void* values, int64_t num_blocks, int64_t num_kv_heads,
+    int64_t head_dim, DType kv_dtype, int64_t num_tokens, int64_t num_heads, void* q,
+    int64_t q_stride, const void* k, int64_t k_stride, const void* v, int64_t v_stride,
+    DType dtype, const float* cos_sin, int64_t max_positions, int64_t rotary_dim,
+    const int64_t* positions, const int64_t* slots) {
   return guarded([&] {
-    check(*shape);
-    require(rotary_dim > 0 && rotary_dim % 2 == 0 && rotary_dim <= shape->head_dim,
+    check_pages(num_blocks, num_kv_heads, head_dim);
+    require(rotary_dim > 0 && rotary_dim % 2 == 0 && rotary_dim <= head_dim,
             "rotary: the rotated part is odd or larger than a head");
-    const int64_t num_slots = shape->num_blocks * kPageTokens;
+    const int64_t num_slots = num_blocks * kPageTokens;
     for (int64_t token = 0; token < num_tokens; ++token) {
       require(positions[token] >= 0 && positions[token] < max_positions,
               "rotary: a position is beyond the table");
@@ -107,11 +106,11 @@ const char* ncompass_rotary_and_write_kv(Context* context, const ncompass_KVShap
                           v_stride,  cos_sin, rotary_dim, positions, slots};
     const Session session(context->team);
     with_dtype(dtype, [&](auto element) {
-      with_dtype(static_cast<DType>(shape->dtype), [&](auto page_element) {
+      with_dtype(kv_dtype, [&](auto page_element) {
         using Element = decltype(page_element);
         const Pages<Element> pages{static_cast<Element*>(keys), static_cast<Element*>(values),
-                                   shape->num_kv_heads, shape->head_dim};
-        const int64_t per_token = (num_heads + 4 * shape->num_kv_heads) * shape->head_dim;
+                                   num_kv_heads, head_dim};
+        const int64_t per_token = (num_heads + 4 * num_kv_heads) * head_dim;
         for_each_row_group(*context, num_tokens, per_token, [&](int64_t first, int64_t last) {
           alignas(64) Element scratch[kMaxHeadDim];
           for (int64_t token = first; token < last; ++token) {

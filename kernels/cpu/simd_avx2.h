@@ -16,8 +16,10 @@ struct Pairs {
 // Register tiles, as in simd_avx512.h; here there are 16 registers.
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = 2;
-constexpr int kAttentionRows = 4;
-constexpr int kAttentionVectors = 2;
+constexpr int kFlatRows = 4;
+constexpr int kFlatVectors = 2;
+constexpr int kTallRows = 8;
+constexpr int kTallVectors = 1;
 
 // All ones in the first `count` lanes.
 inline __m256i first_lanes(int count) {
@@ -97,6 +99,10 @@ inline float reduce_max(F32 x) {
   __m128 most = _mm_max_ps(_mm256_castps256_ps128(x.lanes), _mm256_extractf128_ps(x.lanes, 1));
   most = _mm_max_ps(most, _mm_movehl_ps(most, most));
   return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
+}
+
+inline bool any_nan(F32 x) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(x.lanes, x.lanes, _CMP_UNORD_Q)) != 0;
 }
 
 inline Pairs load_pairs(const bf16* p) {

@@ -13,12 +13,14 @@ struct Pairs {
   __m512i lanes;
 };
 
-// Register tiles: kTileRows x kTileVectors accumulators for a matrix product, and the shape that
-// attention uses. 32 registers leave room for the weights and one broadcast activation.
+// Register tiles, rows x vectors of accumulators: of a matrix product, of attention with few rows
+// (decode) and with many (prefill). 32 registers leave room for the weights and one activation.
 constexpr int kTileRows = 8;
 constexpr int kTileVectors = 3;
-constexpr int kAttentionRows = 6;
-constexpr int kAttentionVectors = 4;
+constexpr int kFlatRows = 6;
+constexpr int kFlatVectors = 4;
+constexpr int kTallRows = 12;
+constexpr int kTallVectors = 2;
 
 inline __mmask16 first_lanes(int count) { return static_cast<__mmask16>((1u << count) - 1); }
 
@@ -84,6 +86,8 @@ inline F32 multiply_by_power_of_two(F32 x, F32 exponent) {
 
 inline float reduce_add(F32 x) { return _mm512_reduce_add_ps(x.lanes); }
 inline float reduce_max(F32 x) { return _mm512_reduce_max_ps(x.lanes); }
+
+inline bool any_nan(F32 x) { return _mm512_cmp_ps_mask(x.lanes, x.lanes, _CMP_UNORD_Q) != 0; }
 
 inline Pairs load_pairs(const bf16* p) { return {_mm512_loadu_si512(p)}; }
 inline F32 low(Pairs p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(p.lanes, 16))}; }

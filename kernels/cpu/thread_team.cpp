@@ -31,6 +31,11 @@ void futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
   syscall(SYS_futex, &word, operation, value, nullptr, nullptr, 0);
 }
 
+// How many forks led from the process that loaded this library to the one that runs.
+std::atomic<int> fork_generation{0};
+[[maybe_unused]] const int fork_is_watched =
+    pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1); });
+
 }  // namespace
 
 void Signal::wait_while(uint32_t seen) {
@@ -60,7 +65,7 @@ ThreadTeam::ThreadTeam(int num_threads) : num_threads_(num_threads) {}
 
 ThreadTeam::~ThreadTeam() {
   // Otherwise it never started, or its workers belong to a parent process.
-  if (process_ == getpid()) stop_workers();
+  if (fork_generation_ == fork_generation) stop_workers();
 }
 
 void ThreadTeam::start_workers() {
@@ -99,7 +104,7 @@ void ThreadTeam::start_workers() {
     stop_workers();
     throw std::system_error(error, std::generic_category(), "cannot start a kernel thread");
   }
-  process_ = getpid();
+  fork_generation_ = fork_generation;
 }
 
 void ThreadTeam::stop_workers() {
@@ -143,14 +148,14 @@ void ThreadTeam::barrier() {
 }
 
 Session::Session(ThreadTeam& team) : team_(team) {
-  if (team.process_ != getpid() && team.process_ != -1) {
+  if (team.fork_generation_ != fork_generation && team.fork_generation_ != -1) {
     // After a fork only this thread exists here, and another one may have held the lock.
     new (&team.mutex_) std::mutex;
-    team.process_ = -1;
+    team.fork_generation_ = -1;
   }
   team_.mutex_.lock();
   try {
-    if (team_.process_ != getpid()) team_.start_workers();
+    if (team_.fork_generation_ == -1) team_.start_workers();
   } catch (...) {
     team_.mutex_.unlock();
     throw;

@@ -6,7 +6,7 @@
 // lost its core to a neighbour simply takes fewer tasks.
 #pragma once
 
-#include <sys/types.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <cstdint>
@@ -55,7 +55,7 @@ class ThreadTeam {
 
   const int num_threads_;
   std::mutex mutex_;
-  pid_t process_ = -1;  // the process whose threads these are; a fork has none of them
+  int fork_generation_ = -1;  // of the process whose threads these are; a child has none of them
   std::vector<pthread_t> workers_;
   ErasedBody body_ = nullptr;
   const void* opaque_ = nullptr;
@@ -88,17 +88,20 @@ class TaskList {
  public:
   TaskList(int64_t num_tasks, int num_threads) : num_tasks_(num_tasks), num_threads_(num_threads) {}
 
-  // Calls body(task) for the tasks that fall to this thread.
+  // Calls body(task, likely_next) for the tasks that fall to this thread. The task that it will
+  // probably take next is a hint for fetching memory; it is -1 at the end of the list.
   template <class Body>
   void take(int thread, const Body& body) {
+    const bool from_the_end = num_threads_ == 2 && thread == 1;
     int64_t own = 0;
     while (true) {
       const int64_t ticket = num_taken_.fetch_add(1, std::memory_order_relaxed);
       if (ticket >= num_tasks_) return;
-      const bool from_the_end = num_threads_ == 2 && thread == 1;
-      const int64_t task = num_threads_ != 2 ? ticket : from_the_end ? num_tasks_ - 1 - own : own;
+      if (num_threads_ != 2) own = ticket;
+      const int64_t next = own + (num_threads_ == 2 ? 1 : num_threads_);
+      const int64_t last = num_tasks_ - 1;
+      body(from_the_end ? last - own : own, next > last ? -1 : from_the_end ? last - next : next);
       ++own;
-      body(task);
     }
   }
 

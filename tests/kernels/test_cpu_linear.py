@@ -74,15 +74,23 @@ def test_neighbours_of_the_output_are_left_alone(
     weight = cpu_library.pack(torch.randn(50, 34).to(dtype))
     guarded = torch.full((7, 50), 7.0).to(dtype)
     expected = cpu_library.linear(x, weight)
-    cpu_library._call(
-        "linear",
-        *(5, 50, 34, x.data_ptr(), 34, {torch.float32: 0, torch.bfloat16: 1}[dtype]),
-        *(weight.memory.data_ptr(), {torch.float32: 0, torch.bfloat16: 1}[dtype]),
-        *(None, None, 0, guarded[1].data_ptr(), {torch.float32: 0, torch.bfloat16: 1}[dtype]),
+    cpu_library._linear(
+        *(cpu_library._context, 5, 50, 34, x.data_ptr(), 34, DTYPES.index(dtype)),
+        *(weight.pointer, weight.code, None, None, 0, guarded[1].data_ptr(), DTYPES.index(dtype)),
     )
     assert torch.equal(guarded[1:6], expected)
     assert bool((guarded[0] == 7).all())
     assert bool((guarded[6] == 7).all())
+
+
+@pytest.mark.parametrize("num_rows", [1, 30])
+def test_the_result_may_be_wider_than_the_weight(cpu_library: CpuLibrary, num_rows: int) -> None:
+    weight = torch.randn(100, 96).bfloat16()
+    x = torch.randn(num_rows, 96).bfloat16()
+    out = cpu_library.linear(x, cpu_library.pack(weight), dtype=torch.float32)
+    expected = x.double() @ weight.double().T
+    assert out.dtype == torch.float32
+    assert ((out.double() - expected).abs() <= bound(x, weight, torch.float32)).all()
 
 
 def test_no_rows_give_no_rows(cpu_library: CpuLibrary) -> None:
