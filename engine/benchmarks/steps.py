@@ -10,66 +10,22 @@ any loop here, or its weights at the rate of memory, whichever is longer, and th
 import argparse
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from engine.benchmarks.roofline import Work, machine_limits
 from engine.engine import Engine
 from engine.loading import DTYPES, load_engine, num_threads
 from engine.messages import GenerateRequest, Sampling
-from engine.models.checkpoint import read_json
-from engine.models.decoder_config import DecoderConfig
 from engine.settings import EngineSettings
-from kernels.benchmarks.limits import Limits, measure_limits
+from kernels.benchmarks.limits import Limits
 from kernels.cpu import library
 
 PROMPT_TOKENS = 256
 DECODE_STEPS = 24
 DECODE_BATCHES = (1, 8, 64)
 NUM_PREFILLS = 8
-MEASUREMENT_S = 0.1
-READ_BYTES = 512 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What the model's arithmetic amounts to, per token."""
-
-    layer_weights: int
-    head_weights: int
-    attention_width: int
-    """Query elements of a token in all layers."""
-    kv_elements: int
-    """Keys and values of one token in all layers."""
-    bytes_per_element: int
-
-    @classmethod
-    def of(cls, config: DecoderConfig, bytes_per_element: int) -> "Work":
-        """From the checkpoint's shape."""
-        query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        attention = config.hidden_size * (2 * query + 2 * kv)
-        mlp = 3 * config.hidden_size * config.intermediate_size
-        return cls(
-            layer_weights=config.num_layers * (attention + mlp),
-            head_weights=config.vocab_size * config.hidden_size,
-            attention_width=config.num_layers * query,
-            kv_elements=2 * config.num_layers * kv,
-            bytes_per_element=bytes_per_element,
-        )
-
-    def prefill_s(self, num_tokens: int, limits: Limits) -> float:
-        """Least seconds to prefill one prompt: only its last token needs the head."""
-        products = 2 * (self.layer_weights * num_tokens + self.head_weights)
-        attention = 4 * self.attention_width * num_tokens * num_tokens / 2
-        return (products + attention) / limits.operations_per_s
-
-    def decode_s(self, batch: int, context: int, limits: Limits) -> float:
-        """Least seconds to decode one token of each sequence."""
-        weights = self.layer_weights + self.head_weights
-        products_s = limits.seconds(weights * self.bytes_per_element, 2 * weights * batch)
-        kv_bytes = batch * context * self.kv_elements * self.bytes_per_element
-        return products_s + kv_bytes / limits.bytes_per_s
 
 
 def main() -> None:
@@ -88,8 +44,7 @@ def main() -> None:
         library.enable(built.path, num_threads(settings))
     loaded = load_engine(arguments.path, settings)
     limits = machine_limits(DTYPES[arguments.dtype])
-    config = DecoderConfig.parse(read_json(arguments.path / "config.json"))
-    work = Work.of(config, DTYPES[arguments.dtype].itemsize)
+    work = Work.of(arguments.path, DTYPES[arguments.dtype].itemsize)
     kernels = "plain torch" if built is None or built.path is None else "compiled kernels"
     print(
         f"{loaded.dtype}, {num_threads(settings)} threads, {kernels}: "
@@ -99,20 +54,6 @@ def main() -> None:
     print(f"cost model: {loaded.engine.cost_model}")
     for name, seconds, limit_s in measure(loaded.engine, work, limits):
         print(f"{name:12} {seconds * 1e3:8.1f} ms {100 * limit_s / seconds:6.1f} % of the limit")
-
-
-def machine_limits(dtype: torch.dtype) -> Limits:
-    """The best that anything reaches here: torch's product and copy, our own loops beside them."""
-    limits = measure_limits(torch.device("cpu"), dtype)
-    compiled = library.active()
-    if compiled is None:
-        return limits
-    rates = [compiled.measure_multiply_add(MEASUREMENT_S)]
-    if dtype == torch.bfloat16:
-        rates.append(compiled.measure_bf16_dot(MEASUREMENT_S))
-    memory = torch.ones(READ_BYTES, dtype=torch.uint8)
-    read = max(compiled.measure_read(memory) for _ in range(3))
-    return Limits(max(limits.bytes_per_s, read), max(limits.operations_per_s, *rates))
 
 
 def measure(engine: Engine, work: Work, limits: Limits) -> Iterator[tuple[str, float, float]]:

@@ -1,9 +1,10 @@
 """`make bench-engine`: TTFT and tokens/s over HTTP beside the limits of the same machine.
 
 Serves the default model with the whole platform (API, broker, ledger, one worker) and sends bursts
-of 1, 8, 32 and 64 requests, 256 tokens in and 64 out. The limit of each row is the roofline of this
-machine measured in the same run: prompts one after the other at the matrix rate, then decode steps
-of the whole burst at the slower of matrix rate and memory bandwidth.
+of 1, 8, 32 and 64 requests, 256 tokens in and 64 out, no prompt sent twice. The limit of each row
+is the roofline of this machine measured in the same run: prompts one after the other at the best
+rate of any product here, then decode steps of the whole burst at the slower of arithmetic and
+memory bandwidth.
 """
 
 import argparse
@@ -13,7 +14,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tests.bench.limits import MachineLimits, ModelCost, measure_limits
+from engine.benchmarks.roofline import Work, machine_limits
+from engine.loading import DTYPES
+from engine.settings import EngineSettings
+from kernels.benchmarks.limits import Limits
+from kernels.cpu import library
 from tests.bench.load import burst
 from tests.bench.platform import BenchPlatform, WorkerFacts, run_platform
 from tests.bench.report import percentile, print_table, write_report
@@ -34,16 +39,19 @@ def request_body(model: str, generator: random.Random) -> dict[str, Any]:
 
 
 async def measure(
-    ready: dict[str, Any], concurrency: int, cost: ModelCost, limits: MachineLimits
+    ready: dict[str, Any],
+    concurrency: int,
+    work: Work,
+    limits: Limits,
+    generator: random.Random,
 ) -> dict[str, Any]:
     """One row: the figures of a burst and the share of the limit that they reach."""
-    generator = random.Random(concurrency)
     bodies = [request_body(ready["model"], generator) for _ in range(concurrency)]
     completions, seconds = await burst(ready["base_url"], ready["api_key"], bodies)
     tokens = sum(completion.num_tokens for completion in completions)
-    prefill_s = cost.prefill_s(INPUT_TOKENS, limits)
-    decode_s = cost.decode_s(concurrency, INPUT_TOKENS + OUTPUT_TOKENS // 2, limits)
-    limit_s = concurrency * prefill_s + (OUTPUT_TOKENS - 1) * decode_s
+    prefill_s = work.prefill_s(INPUT_TOKENS, limits)
+    decode_s = work.decode_s(concurrency, INPUT_TOKENS + OUTPUT_TOKENS // 2, limits)
+    limit_s = work.burst_s(concurrency, INPUT_TOKENS, OUTPUT_TOKENS, limits)
     ttfts = [completion.ttft_s for completion in completions]
     return {
         "requests": concurrency,
@@ -59,10 +67,9 @@ async def measure(
     }
 
 
-def where_time_goes(platform: BenchPlatform) -> list[dict[str, Any]]:
+def where_time_goes(platform: BenchPlatform, generator: random.Random) -> list[dict[str, Any]]:
     """CPU seconds of each part during one more burst of 64."""
     before = platform.cpu_seconds()
-    generator = random.Random(99)
     bodies = [request_body(platform.ready["model"], generator) for _ in range(64)]
     _, seconds = asyncio.run(burst(platform.ready["base_url"], platform.ready["api_key"], bodies))
     after = platform.cpu_seconds()
@@ -74,6 +81,17 @@ def where_time_goes(platform: BenchPlatform) -> list[dict[str, Any]]:
         }
         for name in before
     ]
+
+
+def limits_here(facts: WorkerFacts) -> Limits:
+    """This machine's rates now, by the loops of the kernels that the worker runs."""
+    built = library.build(EngineSettings().kernel_cache)
+    if built.path is not None:
+        library.enable(built.path, facts.num_threads)
+    try:
+        return machine_limits(DTYPES[facts.dtype])
+    finally:
+        library.disable()  # its threads are the worker's rivals
 
 
 def figures_of(rows: list[dict[str, Any]], facts: WorkerFacts) -> dict[str, float]:
@@ -98,21 +116,22 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with run_platform() as platform:
         facts = platform.worker_facts()
-        limits = measure_limits(facts.dtype, facts.num_threads)
-        cost = ModelCost.from_directory(platform.model_directory, 2 if facts.dtype == "bf16" else 4)
+        limits = limits_here(facts)
+        work = Work.of(platform.model_directory, DTYPES[facts.dtype].itemsize)
+        generator = random.Random(0)  # one for all, so that no prompt is in the prefix cache
         for concurrency in CONCURRENCIES:
             rounds = [
-                asyncio.run(measure(platform.ready, concurrency, cost, limits))
+                asyncio.run(measure(platform.ready, concurrency, work, limits, generator))
                 for _ in range(arguments.rounds + 1)
             ][1:]  # the first round warms caches and allocators
             rows.append(sorted(rounds, key=lambda row: row["tokens/s"])[len(rounds) // 2])
         facts = platform.worker_facts()
-        profile = where_time_goes(platform)
+        profile = where_time_goes(platform, generator)
     print_table(
         f"SmolLM2-135M (Q4_1-rounded weights), {facts.dtype}, {facts.num_threads} CPU threads, "
         f"{INPUT_TOKENS} tokens in, {OUTPUT_TOKENS} out, over HTTP",
         rows,
-        f"limits of this run: {limits.flops_per_s / 1e9:,.0f} GFLOP/s in {limits.dtype} products, "
+        f"limits of this run: {limits.operations_per_s / 1e9:,.0f} GFLOP/s in {facts.dtype} products, "
         f"{limits.bytes_per_s / 1e9:,.1f} GB/s memory reads; the load generator shares the cores",
     )
     print_table("Where the CPU time of a burst of 64 goes", profile)

@@ -1,0 +1,78 @@
+"""The least seconds that a step can take: the model's arithmetic against the machine's rates.
+
+The rates are measured in the run that divides by them. A limit is what remains when softmax,
+sampling, HTTP and Python cost nothing.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.models.checkpoint import read_json
+from engine.models.decoder_config import DecoderConfig
+from kernels.benchmarks.limits import Limits, measure_limits
+from kernels.cpu import library
+
+MEASUREMENT_S = 0.1
+READ_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the model's arithmetic amounts to, per token."""
+
+    layer_weights: int
+    head_weights: int
+    attention_width: int
+    """Query elements of a token in all layers."""
+    kv_elements: int
+    """Keys and values of one token in all layers."""
+    bytes_per_element: int
+
+    @classmethod
+    def of(cls, path: Path, bytes_per_element: int) -> "Work":
+        """From the shape of the checkpoint in `path`."""
+        config = DecoderConfig.parse(read_json(path / "config.json"))
+        query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        attention = config.hidden_size * (2 * query + 2 * kv)
+        mlp = 3 * config.hidden_size * config.intermediate_size
+        return cls(
+            layer_weights=config.num_layers * (attention + mlp),
+            head_weights=config.vocab_size * config.hidden_size,
+            attention_width=config.num_layers * query,
+            kv_elements=2 * config.num_layers * kv,
+            bytes_per_element=bytes_per_element,
+        )
+
+    def prefill_s(self, num_tokens: int, limits: Limits) -> float:
+        """Least seconds to prefill one prompt: only its last token needs the head."""
+        products = 2 * (self.layer_weights * num_tokens + self.head_weights)
+        attention = 4 * self.attention_width * num_tokens * num_tokens / 2
+        return (products + attention) / limits.operations_per_s
+
+    def decode_s(self, batch: int, context: int, limits: Limits) -> float:
+        """Least seconds to decode one token of each sequence."""
+        weights = self.layer_weights + self.head_weights
+        products_s = limits.seconds(weights * self.bytes_per_element, 2 * weights * batch)
+        kv_bytes = batch * context * self.kv_elements * self.bytes_per_element
+        return products_s + kv_bytes / limits.bytes_per_s
+
+    def burst_s(self, num_requests: int, num_prompt: int, num_output: int, limits: Limits) -> float:
+        """Least seconds to serve a burst: its prompts, then steps that decode all of it."""
+        decode_s = self.decode_s(num_requests, num_prompt + num_output // 2, limits)
+        return num_requests * self.prefill_s(num_prompt, limits) + (num_output - 1) * decode_s
+
+
+def machine_limits(dtype: torch.dtype) -> Limits:
+    """The best that anything reaches here: torch's product and copy, our own loops beside them."""
+    limits = measure_limits(torch.device("cpu"), dtype)
+    compiled = library.active()
+    if compiled is None:
+        return limits
+    rates = [compiled.measure_multiply_add(MEASUREMENT_S)]
+    if dtype == torch.bfloat16:
+        rates.append(compiled.measure_bf16_dot(MEASUREMENT_S))
+    memory = torch.ones(READ_BYTES, dtype=torch.uint8)
+    read = max(compiled.measure_read(memory) for _ in range(3))
+    return Limits(max(limits.bytes_per_s, read), max(limits.operations_per_s, *rates))
