@@ -23,6 +23,10 @@ STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 DONE = b"data: [DONE]\n\n"
+WAIT_IS_OVER = b": started\n\n"
+"""Sent in one piece with the first event after a wait. Clients that strip every chunk they read
+(vLLM's benchmark does) lose the empty line that ends a comment, and would take the first events
+for more of it."""
 
 
 class ClientGone(PlatformError):
@@ -61,11 +65,13 @@ class StreamedAnswer:
         self._include_usage = include_usage
         self._send_timeout_s = send_timeout_s
         self._opened: set[int] = set()
+        self._has_waited = False
 
     async def report_queue(self, place: QueuePosition) -> None:
         """A comment, which every client ignores and every proxy counts as traffic."""
         eta = "" if place.eta_ms is None else f" eta_ms={place.eta_ms}"
         await self._write(f": queued position={place.position}{eta}\n\n".encode())
+        self._has_waited = True
 
     async def add(self, piece: Piece) -> None:
         """One write: the opening where needed, the text, and the end where it is one."""
@@ -78,16 +84,23 @@ class StreamedAnswer:
         if piece.finish_reason is not None:
             payload += self._format.finish_chunk(piece)
         if payload:
-            await self._write(payload)
+            await self._write_events(payload)
 
     async def finish(self, summary: Summary) -> None:
         """Usage when it was asked for, then `[DONE]`."""
         usage = self._format.usage_chunk(summary) if self._include_usage else b""
-        await self._write(usage + DONE, is_last=True)
+        await self._write_events(usage + DONE, is_last=True)
 
     async def fail(self, error: ErrorAnswer) -> None:
         """An error event, then `[DONE]`: without it some clients hang."""
-        await self._write(b"data: " + error.envelope() + b"\n\n" + DONE, is_last=True)
+        events = b"data: " + error.envelope() + b"\n\n" + DONE
+        await self._write_events(events, is_last=True)
+
+    async def _write_events(self, payload: bytes, *, is_last: bool = False) -> None:
+        if self._has_waited:
+            self._has_waited = False
+            payload = WAIT_IS_OVER + payload
+        await self._write(payload, is_last=is_last)
 
     async def _write(self, payload: bytes, *, is_last: bool = False) -> None:
         try:

@@ -373,6 +373,11 @@ async def test_a_waiting_stream_is_told_its_position(platform: Platform) -> None
     assert comments
     assert comments[0].startswith(": queued position=0")
     assert joined(events(response)) == "at last"
+    # The last comment comes in one chunk with the first event, so that a client that strips its
+    # chunks of white space still finds where the comments end.
+    blocks = response.text.split("\n\n")
+    assert blocks[len(comments)] == ": started"
+    assert blocks[len(comments) + 1].startswith("data: ")
 
 
 async def test_greedy_below_a_tiny_temperature(platform: Platform) -> None:
