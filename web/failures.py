@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from accounts.errors import KeyNotFound, ThrottleUnavailable, TooManyAttempts
+from accounts.errors import InvalidToken, KeyNotFound, ThrottleUnavailable, TooManyAttempts
 from billing.errors import LedgerUnavailable
 from common.errors import PlatformError
 from common.ids import new_id
@@ -51,6 +51,12 @@ NO_SUCH_MODEL = Failure(
 NO_SUCH_KEY = Failure(
     404, "No such key", "You have no key of this id.", (("/keys", "See your keys"),)
 )
+BAD_LINK = Failure(
+    400,
+    "This link does not work",
+    "It has been used, has expired, or was cut off on its way. Log in to have another one sent.",
+    (("/welcome", "Log in"),),
+)
 WRONG_METHOD = Failure(405, "Not like this", "This address does not take that kind of request.")
 FORGED = Failure(
     403,
@@ -73,6 +79,7 @@ BROKEN = Failure(
 FAILURES: dict[type[PlatformError], Failure] = {
     ModelNotFound: NO_SUCH_MODEL,
     KeyNotFound: NO_SUCH_KEY,
+    InvalidToken: BAD_LINK,
     FormForged: FORGED,
     FormUnreadable: UNREADABLE,
     FormTooLarge: TOO_LARGE,

@@ -24,5 +24,6 @@ async def show_home(request: Request, services: Services, visitor: CurrentVisito
         visitor,
         models=models,
         grant=services.billing_settings.signup_credit_nano_usd,
+        must_verify=services.accounts_settings.is_email_verification_on,
         snippets=Snippets(base_url(request, services.web_settings), name),
     )

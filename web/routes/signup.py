@@ -1,10 +1,13 @@
 """Signing up, and the page that greets a new customer."""
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from accounts import sessions as account_sessions
 from accounts.errors import DisposableEmail, EmailTaken, InvalidEmail, WeakPassword
+from accounts.models import User
 from accounts.passwords import MIN_LENGTH
 from billing import ledger, signup
 from common.db import read_only
@@ -15,6 +18,7 @@ from web.key_page import give_pad, leave_key, take_key
 from web.pages import get_pages
 from web.redirects import see_other
 from web.routes.examples import example_request
+from web.services import WebServices
 from web.sessions import keep_session
 
 router = APIRouter()
@@ -33,7 +37,7 @@ async def show_signup(request: Request, services: Services, visitor: CurrentVisi
         visitor,
         form=FormState(),
         password_hint=PASSWORD_HINT,
-        grant=services.billing_settings.signup_credit_nano_usd,
+        **_promise(services),
     )
 
 
@@ -77,7 +81,7 @@ async def sign_up(
             status_code=422,
             form=FormState(values={"email": email}, errors={field: error.message}),
             password_hint=PASSWORD_HINT,
-            grant=services.billing_settings.signup_credit_nano_usd,
+            **_promise(services),
         )
     response = see_other("/welcome")
     keep_session(response, started, services)
@@ -90,6 +94,7 @@ async def show_welcome(request: Request, services: Services, account: SignedIn) 
     """The key, once; afterwards the same page without it."""
     async with read_only(services.sessions) as session:
         balance = await ledger.balance(session, account.organization_id)
+        user = await session.get_one(User, account.user_id)
         has_model = await first_model(session) is not None
         key = await take_key(request, services, account.session_token)
         snippets = await example_request(request, services, session, key=key)
@@ -100,5 +105,15 @@ async def show_welcome(request: Request, services: Services, account: SignedIn) 
         key=key,
         balance=balance,
         has_model=has_model,
+        is_unverified=user.email_verified_at is None,
         snippets=snippets,
+        **_promise(services),
     )
+
+
+def _promise(services: WebServices) -> dict[str, Any]:
+    """The free credit, and whether it comes only with a confirmed address."""
+    return {
+        "grant": services.billing_settings.signup_credit_nano_usd,
+        "must_verify": services.accounts_settings.is_email_verification_on,
+    }
