@@ -22,7 +22,7 @@ from engine.messages import (
     TokenLogprob,
 )
 from engine.model_runner import ModelRunner
-from engine.planner import Limits
+from engine.planner import Limits, PlanFunction, plan
 from engine.sampler import Sampled
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -76,6 +76,7 @@ class Engine:
         num_blocks: int,
         *,
         cost_model: CostModel | None = None,
+        policy: PlanFunction = plan,
         now_us: Callable[[], int] = lambda: time.perf_counter_ns() // 1_000,
         utc_now_us: Clock = utc_now_us,
     ) -> None:
@@ -86,6 +87,7 @@ class Engine:
         self._runner = runner
         self._settings = settings
         self._num_blocks = num_blocks
+        self._policy = policy
         self._now_us = now_us
         self._utc_now_us = utc_now_us
         self._scheduler = self._create_scheduler()
@@ -334,4 +336,4 @@ class Engine:
         )
         max_blocks = blocks.blocks_for(self.context_length)
         slots = SlotTable(settings.max_running, min(max_blocks, self._num_blocks))
-        return Scheduler(blocks, slots, limits, self.cost_model)
+        return Scheduler(blocks, slots, limits, self.cost_model, policy=self._policy)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from engine.broker.errors import BrokerUnreachable
+from engine.broker.window import take_room
 from engine.broker.worker import Exchange, WorkerBroker
 from engine.engine import Ended, StepOutput
 from engine.mailbox import EngineNews, Mailbox
@@ -169,16 +170,14 @@ class IoThread:
         return request is not None and request.attempt == ended.attempt
 
     def _room(self) -> int:
-        """Requests that may be taken now: a window that can soon start, never the whole queue."""
         if self._is_draining:
             return 0
-        num_waiting = max(
-            self._mailbox.stats.num_waiting, len(self._requests) - self._settings.max_running
+        return take_room(
+            num_waiting=self._mailbox.stats.num_waiting,
+            num_held=len(self._requests),
+            max_running=self._settings.max_running,
+            take_window=self._settings.take_window,
         )
-        return max(0, self._settings.take_window - num_waiting) if self._fits() else 0
-
-    def _fits(self) -> bool:
-        return len(self._requests) < self._settings.max_running + self._settings.take_window
 
     def _note(self, exchange: Exchange) -> None:
         self._requests |= {request.request_id: request for request in exchange.requests}

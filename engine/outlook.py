@@ -66,6 +66,7 @@ class Outlook:
             num_evictable_hits=num_evictable,
             num_reserved=max(0, total - num_held),
             num_slots=sequence.num_choices,
+            num_output_left=sequence.request.authorized_tokens - sequence.num_generated,
             is_admitted=sequence.is_admitted,
             order=sequence.order,
             waited_s=(now_us - sequence.added_us) * ONE_US,
@@ -89,6 +90,7 @@ class Outlook:
             num_held=num_held,
             num_reserved=np.maximum(num_reserved, num_new).astype(np.int32),
             num_generated=num_generated,
+            num_output_left=left,
             num_preemptions=num_preemptions,
             order=slots.order[decode_slots],
         )

@@ -13,6 +13,7 @@ Source: the order and the time budget follow "PRISM" in our design study; reserv
 locked head are EASY backfilling (Lifka 1995); sparing late sequences is TRAIL (arXiv 2410.01035).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
 
@@ -54,6 +55,8 @@ class PrefillState:
     num_reserved: int
     """Blocks that it is expected to take beyond those held: the rest of the prompt and growth."""
     num_slots: int
+    num_output_left: int
+    """Output tokens that it may still generate: the fence, not a prediction."""
     is_admitted: bool
     order: int
     waited_s: float
@@ -70,6 +73,8 @@ class DecodeState:
     num_reserved: NDArray[np.int32]
     """Blocks of expected growth, those of this step included."""
     num_generated: NDArray[np.int32]
+    num_output_left: NDArray[np.int32]
+    """Output tokens that each may still generate: the fence, not a prediction."""
     num_preemptions: NDArray[np.int32]
     order: NDArray[np.int64]
 
@@ -110,6 +115,10 @@ class Plan:
     def is_empty(self) -> bool:
         """Whether nothing would be computed."""
         return not self.chunks and len(self.decodes) == 0
+
+
+PlanFunction = Callable[[PlannerState, Limits, CostModel | None], Plan]
+"""How a step is decided: `plan` below, or a model of another engine's policy."""
 
 
 def plan(state: PlannerState, limits: Limits, cost_model: CostModel | None) -> Plan:

@@ -1,6 +1,6 @@
 """The sequences of one engine, and what a plan does to them.
 
-`planner.plan` decides; this class carries it out: slots, block tables, prefix hits, forks,
+The policy, `planner.plan`, decides; this class carries it out: slots, block tables, prefix hits, forks,
 preemption, and the release of everything when a sequence ends.
 """
 
@@ -13,7 +13,7 @@ from engine.batch import ScheduledChunk, StepBatch, build_batch
 from engine.block_manager import BlockManager
 from engine.messages import CostModel, GenerateRequest
 from engine.outlook import Outlook
-from engine.planner import Chunk, Limits, plan
+from engine.planner import Chunk, Limits, PlanFunction, plan
 from engine.sequence import NO_SLOT, Sequence
 from engine.slots import SlotTable
 
@@ -22,12 +22,19 @@ class Scheduler:
     """Owns the sequences, the slots and the KV blocks. Knows no model and no clock."""
 
     def __init__(
-        self, blocks: BlockManager, slots: SlotTable, limits: Limits, cost_model: CostModel | None
+        self,
+        blocks: BlockManager,
+        slots: SlotTable,
+        limits: Limits,
+        cost_model: CostModel | None,
+        *,
+        policy: PlanFunction = plan,
     ) -> None:
         self.blocks = blocks
         self.slots = slots
         self.limits = limits
         self.cost_model = cost_model
+        self.policy = policy
         self.outlook = Outlook(blocks, slots, cost_model)
         self.num_preemptions = 0
         self.prefilling: list[Sequence] = []
@@ -71,7 +78,7 @@ class Scheduler:
         """The next step's batch; empty when there is nothing to compute."""
         while True:
             decode_slots = np.flatnonzero(self.slots.is_decoding)
-            step = plan(
+            step = self.policy(
                 self.outlook.state(self.prefilling, decode_slots, now_us),
                 self.limits,
                 self.cost_model,

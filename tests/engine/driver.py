@@ -6,6 +6,7 @@ from engine.engine import Engine
 from engine.messages import GenerateRequest, Sampling, TokenFrame, TokenLogprob
 from engine.model_runner import ModelRunner
 from engine.models.model import Model
+from engine.planner import PlanFunction, plan
 from engine.settings import EngineSettings
 
 GREEDY = Sampling(temperature=0.0)
@@ -105,6 +106,9 @@ class Driver:
         return [self.received[new.request_id, 0].token_ids for new in requests]
 
 
-def create_driver(model: Model, num_blocks: int = 64, **settings: object) -> Driver:
+def create_driver(
+    model: Model, num_blocks: int = 64, *, policy: PlanFunction = plan, **settings: object
+) -> Driver:
     runner = ModelRunner(model, num_blocks)
-    return Driver(Engine(runner, EngineSettings(**settings), num_blocks))  # type: ignore[arg-type]
+    engine_settings = EngineSettings(**settings)  # type: ignore[arg-type]
+    return Driver(Engine(runner, engine_settings, num_blocks, policy=policy))

@@ -294,16 +294,17 @@ def test_sampled_choices_diverge_and_each_is_the_one_that_its_seed_gives_alone()
         assert driver().generate([request("one", prompt(100), 70, sampling=own)]) == [text]
 
 
-def test_a_preempted_prefill_gives_its_blocks_back_and_starts_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = driver(max_step_tokens=64, is_prefix_cache_on=False)
+def test_a_preempted_prefill_gives_its_blocks_back_and_starts_again() -> None:
+    nothing = Plan([], np.zeros(0, dtype=np.intp), preempted_prefills=[0], preempted_decodes=[])
+    plans = iter([None, None, nothing])
+    run = driver(
+        max_step_tokens=64,
+        is_prefix_cache_on=False,
+        policy=lambda *state: next(plans, None) or plan(*state),
+    )
     run.add(request("a", prompt(300), 5))
     run.step()
     run.step()
-    nothing = Plan([], np.zeros(0, dtype=np.intp), preempted_prefills=[0], preempted_decodes=[])
-    plans = iter([nothing])
-    monkeypatch.setattr("engine.scheduler.plan", lambda *state: next(plans, None) or plan(*state))
     run.step()
     assert run.engine.stats.num_preemptions == 1
     assert run.engine.stats.free_kv_tokens == 63 * 64, "it has begun again with one block"

@@ -55,6 +55,7 @@ def prefill(
         num_evictable_hits=0,
         num_reserved=num_all - num_held + num_growth,
         num_slots=num_slots,
+        num_output_left=256,
         is_admitted=order >= 0,
         order=order,
         waited_s=waited_s,
@@ -74,6 +75,7 @@ def decodes(
         num_held=num_held.astype(np.int32),
         num_reserved=(num_new + num_growth).astype(np.int32),
         num_generated=np.ones(len(contexts), dtype=np.int32),
+        num_output_left=np.full(len(contexts), 256, dtype=np.int32),
         num_preemptions=np.zeros(len(contexts), dtype=np.int32),
         order=np.array(orders or range(100, 100 + len(contexts)), dtype=np.int64),
     )
