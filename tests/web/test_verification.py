@@ -12,9 +12,11 @@ from tests.web.site import ACCOUNTS, Site, Tab, make_services, make_site
 VERIFYING = ACCOUNTS.model_copy(update={"is_email_verification_on": True})
 
 
-def verifying(site: Site) -> Site:
+def verifying(site: Site, **changed: object) -> Site:
     services = site.services
-    return make_site(make_services(services.sessions, services.redis, accounts_settings=VERIFYING))
+    return make_site(
+        make_services(services.sessions, services.redis, accounts_settings=VERIFYING, **changed)
+    )
 
 
 async def links_mailed(site: Site) -> list[str]:
