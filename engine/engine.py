@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.clock import Clock, utc_now_us
+from engine.assembly import BLOCK_SIZE, create_scheduler
 from engine.batch import StepBatch
-from engine.block_manager import BlockManager
 from engine.charges import charge_step
 from engine.messages import (
     CostModel,
@@ -22,14 +22,11 @@ from engine.messages import (
     TokenLogprob,
 )
 from engine.model_runner import ModelRunner
-from engine.planner import Limits, PlanFunction, plan
+from engine.planner import PlanFunction, plan
 from engine.sampler import Sampled
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
-from engine.slots import SlotTable
-
-BLOCK_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,20 +317,10 @@ class Engine:
         return next((problem for problem, is_so in problems.items() if is_so), None)
 
     def _create_scheduler(self) -> Scheduler:
-        settings = self._settings
-        limits = Limits(
-            block_size=BLOCK_SIZE,
-            max_step_tokens=settings.max_step_tokens,
-            step_s=settings.step_s,
-            idle_step_s=settings.idle_step_s,
-            gap_s=settings.gap_s,
-            prefill_share=settings.prefill_share,
-            paused_share=settings.paused_share,
-            backfill_lock_s=settings.backfill_lock_s,
+        return create_scheduler(
+            self._settings,
+            num_blocks=self._num_blocks,
+            context_length=self.context_length,
+            cost_model=self.cost_model,
+            policy=self._policy,
         )
-        blocks = BlockManager(
-            self._num_blocks, BLOCK_SIZE, is_prefix_cache_on=settings.is_prefix_cache_on
-        )
-        max_blocks = blocks.blocks_for(self.context_length)
-        slots = SlotTable(settings.max_running, min(max_blocks, self._num_blocks))
-        return Scheduler(blocks, slots, limits, self.cost_model, policy=self._policy)

@@ -1,0 +1,40 @@
+"""From settings to a scheduler: one way for the engine and for the simulator."""
+
+from engine.block_manager import BlockManager
+from engine.messages import CostModel
+from engine.planner import Limits, PlanFunction, plan
+from engine.scheduler import Scheduler
+from engine.settings import EngineSettings
+from engine.slots import SlotTable
+
+BLOCK_SIZE = 64
+"""Tokens of a KV block."""
+
+
+def create_scheduler(
+    settings: EngineSettings,
+    *,
+    num_blocks: int,
+    context_length: int,
+    cost_model: CostModel | None,
+    policy: PlanFunction = plan,
+) -> Scheduler:
+    """A scheduler with empty queues over `num_blocks` free blocks."""
+    blocks = BlockManager(num_blocks, BLOCK_SIZE, is_prefix_cache_on=settings.is_prefix_cache_on)
+    max_blocks = min(blocks.blocks_for(context_length), num_blocks)
+    slots = SlotTable(settings.max_running, max_blocks)
+    return Scheduler(blocks, slots, limits_of(settings), cost_model, policy=policy)
+
+
+def limits_of(settings: EngineSettings) -> Limits:
+    """The balance of one step, as the planner takes it."""
+    return Limits(
+        block_size=BLOCK_SIZE,
+        max_step_tokens=settings.max_step_tokens,
+        step_s=settings.step_s,
+        idle_step_s=settings.idle_step_s,
+        gap_s=settings.gap_s,
+        prefill_share=settings.prefill_share,
+        paused_share=settings.paused_share,
+        backfill_lock_s=settings.backfill_lock_s,
+    )
