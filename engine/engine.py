@@ -119,16 +119,19 @@ class Engine:
         """Let a request wait for its prefill; one that cannot run is answered with an error."""
         if request.request_id in self._open_choices:
             self.cancel(request.request_id, is_silent=True)  # an earlier attempt came back to us
-        self._open_choices[request.request_id] = request.num_choices
         problem = self._problem_with(request)
-        sequence = Sequence.of(request, self._now_us())
-        sequence.queued_us = max(0, self._utc_now_us() - request.arrival_ms * 1_000)
-        if problem is not None:
-            self._end(sequence, "error", error=problem)
-        elif sequence.num_generated >= request.authorized_tokens:
-            self._end(sequence, "length")
-        else:
-            self._scheduler.add(sequence)
+        sequences = Sequence.all_of(request, self._now_us())
+        self._open_choices[request.request_id] = sum(each.num_choices for each in sequences)
+        if not sequences:
+            self._finish(request)
+        for sequence in sequences:
+            sequence.queued_us = max(0, self._utc_now_us() - request.arrival_ms * 1_000)
+            if problem is not None:
+                self._end(sequence, "error", error=problem)
+            elif sequence.num_generated >= request.authorized_tokens:
+                self._end(sequence, "length")
+            else:
+                self._scheduler.add(sequence)
 
     def cancel(
         self, request_id: str, attempt: int | None = None, *, is_silent: bool = False
@@ -164,13 +167,13 @@ class Engine:
 
     def withdraw_waiting(self) -> list[str]:
         """Forget the requests that have not started, so that another worker may run them."""
-        withdrawn = []
-        for sequence in self._scheduler.sequences():
-            if sequence.order < 0:
-                self._scheduler.remove(sequence)
-                del self._open_choices[sequence.request.request_id]
-                withdrawn.append(sequence.request.request_id)
-        return withdrawn
+        sequences = self._scheduler.sequences()
+        started = {each.request.request_id for each in sequences if each.order >= 0}
+        waiting = [each for each in sequences if each.request.request_id not in started]
+        for sequence in waiting:
+            self._scheduler.remove(sequence)
+            self._open_choices.pop(sequence.request.request_id, None)
+        return list(dict.fromkeys(each.request.request_id for each in waiting))
 
     def problems(self) -> list[str]:
         """Count all blocks and slots; empty when each is owned as often as it is referenced."""
@@ -218,7 +221,7 @@ class Engine:
             finish_reason=reason,
             stop_token_id=token if reason == "stop" else None,
             num_cached_tokens=(sequence.num_cached_tokens or 0) if is_first else 0,
-            timing=self._timing(sequence) if reason else None,
+            timing=self._timing(sequence) if is_first or reason else None,
         )
         self._say(request.node, frame)
         if reason is not None:
@@ -266,8 +269,11 @@ class Engine:
         self._scheduler.remove(sequence)
         self._open_choices[request_id] -= sequence.num_choices
         if self._open_choices[request_id] <= 0:
-            del self._open_choices[request_id]
-            self._output.finished.append(Ended(request_id, sequence.request.attempt))
+            self._finish(sequence.request)
+
+    def _finish(self, request: GenerateRequest) -> None:
+        del self._open_choices[request.request_id]
+        self._output.finished.append(Ended(request.request_id, request.attempt))
 
     def _timing(self, sequence: Sequence) -> Timing:
         now_us = self._now_us()
@@ -299,17 +305,19 @@ class Engine:
 
     def _problem_with(self, request: GenerateRequest) -> str | None:
         """Why the request can never run here, or None; the API node should have refused it."""
-        known = [*request.prompt_token_ids, *request.emitted_token_ids]
+        emitted = request.emitted_token_ids
+        known = [*request.prompt_token_ids, *(token for tokens in emitted for token in tokens)]
+        longest = len(request.prompt_token_ids) + max(map(len, emitted), default=0)
         problems = {
             "the prompt is empty": not request.prompt_token_ids,
             "a token id is outside the vocabulary": (
                 min(known, default=0) < 0 or max(known, default=0) >= self.vocab_size
             ),
             "nothing was asked for": request.authorized_tokens < 1 or request.num_choices < 1,
-            "several choices cannot be continued as one": (
-                request.num_choices > 1 and bool(request.emitted_token_ids)
+            "not every choice says what it has emitted": (
+                bool(emitted) and len(emitted) != request.num_choices
             ),
-            "the prompt leaves no room in the context": len(known) >= self.context_length,
+            "the prompt leaves no room in the context": longest >= self.context_length,
             "the request is larger than this worker's KV cache": (
                 not self._scheduler.fits(request, self.context_length)
             ),

@@ -44,8 +44,8 @@ class EngineThread:
             engine.add(request)
         for cancel in orders.cancels:
             engine.cancel(cancel.request_id, cancel.attempt)
-        for request_id in orders.lost:
-            engine.cancel(request_id, is_silent=True)
+        for request_id, attempt in orders.lost.items():
+            engine.cancel(request_id, attempt, is_silent=True)
         if orders.dead_nodes:
             engine.cancel_nodes(orders.dead_nodes)
         if orders.is_draining:

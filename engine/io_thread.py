@@ -13,7 +13,7 @@ import structlog
 
 from engine.broker.errors import BrokerUnreachable
 from engine.broker.window import take_room
-from engine.broker.worker import Exchange, WorkerBroker
+from engine.broker.worker import Exchange, Lost, WorkerBroker
 from engine.engine import Ended, StepOutput
 from engine.mailbox import EngineNews, Mailbox
 from engine.messages import (
@@ -191,9 +191,10 @@ class IoThread:
             checks=[message for message in control if isinstance(message, CheckIntegrity)],
         )
 
-    def _stop_lost(self, lost: set[str]) -> None:
-        for request_id in lost:
-            self._requests.pop(request_id, None)
+    def _stop_lost(self, lost: Lost) -> None:
+        for request_id, attempt in lost.items():
+            if self._holds(Ended(request_id, attempt)):
+                del self._requests[request_id]
         self._mailbox.order(lost=lost)
 
     def _keep_alive(self) -> None:

@@ -14,8 +14,8 @@ class EngineOrders:
 
     requests: list[GenerateRequest] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
-    lost: set[str] = field(default_factory=set)
-    """Requests that belong to another worker by now: stop them, say nothing."""
+    lost: dict[str, int] = field(default_factory=dict)
+    """Attempts of requests that belong to another worker by now: stop them, say nothing."""
     dead_nodes: set[str] = field(default_factory=set)
     checks: list[CheckIntegrity] = field(default_factory=list)
     is_draining: bool = False
@@ -66,7 +66,7 @@ class Mailbox:
         *,
         requests: list[GenerateRequest] | None = None,
         cancels: list[Cancel] | None = None,
-        lost: set[str] | None = None,
+        lost: dict[str, int] | None = None,
         dead_nodes: set[str] | None = None,
         checks: list[CheckIntegrity] | None = None,
     ) -> None:
@@ -74,7 +74,7 @@ class Mailbox:
         with self._lock:
             self._orders.requests += requests or []
             self._orders.cancels += cancels or []
-            self._orders.lost |= lost or set()
+            self._orders.lost |= lost or {}
             self._orders.dead_nodes |= dead_nodes or set()
             self._orders.checks += checks or []
             if not self._orders.is_empty:

@@ -59,8 +59,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     """The tenant's share under contention."""
     work_s: float = 0.0
     """Predicted prefill seconds: what a take charges the tenant in advance."""
-    emitted_token_ids: tuple[int, ...] = ()
-    """Tokens already sent to the caller, when this is a resubmission after a worker's death."""
+    emitted_token_ids: tuple[tuple[int, ...], ...] = ()
+    """What the caller has of each choice, when this goes on after a worker's death; else empty."""
+    ended_choices: tuple[int, ...] = ()
+    """Choices that were complete before that; with `emitted_token_ids` only."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -120,7 +122,7 @@ class TokenFrame(msgspec.Struct, frozen=True, omit_defaults=True):
     num_cached_tokens: int = 0
     """Prompt tokens served from the prefix cache; on the first frame of a request."""
     timing: Timing | None = None
-    """On the last frame."""
+    """On the first and on the last frame of each choice."""
 
 
 class StepFrames(msgspec.Struct, frozen=True, tag=True):

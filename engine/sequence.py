@@ -41,8 +41,6 @@ class Sequence:
     num_cached_tokens: int | None = None
     """Prompt tokens taken from the prefix cache at the first admission."""
     num_preemptions: int = 0
-    num_published: int = 0
-    """Output tokens that have left in frames, those before a failover included."""
     # microseconds of the engine's clocks
     added_us: int = 0
     prefill_started_us: int | None = None
@@ -50,16 +48,36 @@ class Sequence:
     queued_us: int = 0
 
     @classmethod
-    def of(cls, request: GenerateRequest, added_us: int) -> "Sequence":
-        """The sequence of a request that was just taken, all choices in one until it forks."""
-        known = [*request.prompt_token_ids, *request.emitted_token_ids]
+    def all_of(cls, request: GenerateRequest, added_us: int) -> "list[Sequence]":
+        """The sequences of a request that was just taken.
+
+        A new one has all its choices in one sequence until that forks. After a failover each open
+        choice goes on from its own tokens.
+        """
+        if not request.emitted_token_ids:
+            return [cls._of(request, 0, (), added_us, num_choices=request.num_choices)]
+        return [
+            cls._of(request, choice, emitted, added_us)
+            for choice, emitted in enumerate(request.emitted_token_ids)
+            if choice not in request.ended_choices
+        ]
+
+    @classmethod
+    def _of(
+        cls,
+        request: GenerateRequest,
+        choice: int,
+        emitted: tuple[int, ...],
+        added_us: int,
+        num_choices: int = 1,
+    ) -> "Sequence":
+        known = [*request.prompt_token_ids, *emitted]
         return cls(
             request=request,
-            choice=0,
+            choice=choice,
             token_ids=np.array(known, dtype=np.int32),
             num_tokens=len(known),
-            num_choices=request.num_choices,
-            num_published=len(request.emitted_token_ids),
+            num_choices=num_choices,
             added_us=added_us,
         )
 
@@ -118,7 +136,6 @@ class Sequence:
             block_hashes=list(self.block_hashes),
             order=self.order,
             num_cached_tokens=self.num_cached_tokens,
-            num_published=self.num_published,
             added_us=self.added_us,
             prefill_started_us=self.prefill_started_us,
             queued_us=self.queued_us,

@@ -61,7 +61,7 @@ class _Link:
         self.reader: asyncio.Task[None] | None = None
         self.last_id = "0-0"
         self.read_since = 0.0
-        """Loop time at which the read began that is under way."""
+        """Loop time at which the last read began before which everything had been read."""
         self.born = b""
         self.wiped_at: float | None = None
         self.shape = QueueShape((), 0)
@@ -273,8 +273,10 @@ class GatewayBroker:
 
     async def _keep_reading(self, link: _Link) -> None:
         stream = link.keys.frames(self.node)
+        has_read_all = True
         while True:
-            link.read_since = asyncio.get_running_loop().time()
+            if has_read_all:
+                link.read_since = asyncio.get_running_loop().time()
             try:
                 answer: Any = await self._redis.xread(
                     {stream: link.last_id}, count=READ_LIMIT, block=READ_BLOCK_MS
@@ -285,7 +287,9 @@ class GatewayBroker:
                 link.last_id = "0-0"
                 await asyncio.sleep(READ_RETRY_S)
                 continue
+            has_read_all = True
             for _, messages in answer or ():
+                has_read_all = len(messages) < READ_LIMIT
                 for message_id, fields in messages:
                     link.last_id = message_id.decode()
                     self._dispatch(link, fields[b"d"])
@@ -295,7 +299,7 @@ class GatewayBroker:
         try:
             step = self._decoder.decode(message)
         except msgspec.MsgspecError as error:
-            # Of another version of the platform, perhaps; the gap that it leaves ends the streams.
+            # Of another version of the platform, perhaps; the gap that it leaves is noticed.
             logger.error("cannot read a message of %s: %s", link.keys.model, error)
             return
         streams = link.streams
@@ -304,10 +308,12 @@ class GatewayBroker:
             if stream is None:
                 self._cancel_unknown(link, frame)
             elif frame.error == "worker_lost" and not step.worker:
-                if frame.attempt == stream.request.attempt:
-                    self._recover(link, stream, "its worker is gone")
+                if frame.attempt >= stream.request.attempt:
+                    stream.note_attempt(frame.attempt)
+                    self._recover(link, stream, "its server was lost")
+            elif not stream.receive(frame, step.worker):
+                self._recover(link, stream, "tokens were lost on their way")
             else:
-                stream.receive(frame)
                 if stream.is_closed:
                     del streams[frame.request_id]
                 link.places.pop(frame.request_id, None)
@@ -321,12 +327,14 @@ class GatewayBroker:
             self._spawn(self._cancel(link, frame.request_id))
 
     def _recover(self, link: _Link, stream: RequestStream, reason: str) -> None:
-        """Start again what has said nothing yet; everything else is lost."""
-        if stream.has_emitted or stream.request.attempt >= self._settings.max_attempts:
-            stream.fail(reason)
+        """Let the request go on from another attempt, unless it has had as many as it may."""
+        attempt = stream.request.attempt
+        if attempt >= self._settings.max_attempts:
+            stream.fail(f"{reason}, at attempt {attempt}")
             link.streams.pop(stream.request.request_id, None)
-        else:
-            self._spawn(self._resubmit(link, stream, stream.restart()))
+            return
+        logger.warning("attempt %d of %s: %s", attempt, stream.request.request_id, reason)
+        self._spawn(self._resubmit(link, stream, stream.restart()))
 
     async def _resubmit(self, link: _Link, stream: RequestStream, request: GenerateRequest) -> None:
         try:
@@ -399,4 +407,4 @@ class GatewayBroker:
         if link.wiped_at is not None and now - link.wiped_at < self._settings.lease_ms / 1000:
             return
         if now - stream.gone_since >= grace_s and link.read_since > stream.gone_since:
-            self._recover(link, stream, "nobody knows it any more")
+            self._recover(link, stream, "the queue has lost it")

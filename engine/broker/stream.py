@@ -13,11 +13,10 @@ Cancel = Callable[[GenerateRequest], Awaitable[None]]
 
 
 class RequestStream(AsyncIterator[TokenFrame]):
-    """Frames of one request, for one reader.
+    """Frames of one request, for one reader, whatever becomes of the workers that produce them.
 
     Ends when every choice has a `finish_reason`, or after a frame with an `error`. Raises RequestLost
-    where the worker is gone or a frame is missing; `emitted_token_ids` is what the reader got of
-    each choice before that: with it the request can be submitted again.
+    where the request was given up.
     At most `authorized_tokens` frames of each choice wait in it.
     """
 
@@ -30,15 +29,21 @@ class RequestStream(AsyncIterator[TokenFrame]):
         "emitted_token_ids",
         "gone_since",
         "is_confirmed",
+        "is_running",
         "request",
+        "worker",
     )
 
     def __init__(self, request: GenerateRequest, *, is_confirmed: bool, cancel: Cancel) -> None:
         self.request = request
+        """The attempt that is under way."""
         self.is_confirmed = is_confirmed
-        self.emitted_token_ids = [
-            list(request.emitted_token_ids) for _ in range(request.num_choices)
-        ]
+        self.is_running = False
+        """A frame of this attempt has come: it waits in no queue."""
+        self.worker: str | None = None
+        """Who sent the last frame."""
+        self.emitted_token_ids: list[list[int]] = [[] for _ in range(request.num_choices)]
+        """What was received of each choice, over all attempts."""
         self.gone_since: float | None = None
         """When Redis was first seen not to know the request (loop time)."""
         self._cancel = cancel
@@ -77,50 +82,71 @@ class RequestStream(AsyncIterator[TokenFrame]):
         """Nobody listens any more: withdraw the request wherever it is."""
         await self._cancel(self.request)
 
-    def receive(self, frame: TokenFrame) -> None:
-        """Accept the next frame of a choice; drop what is stale or repeated; fail on a gap."""
-        attempt = self.request.attempt
-        if self.is_closed or frame.attempt < attempt or frame.choice not in self._open_choices:
-            return
-        if frame.attempt > attempt:
-            # The queue gave the request to another worker before the first one had said anything.
-            if self.has_emitted:
-                return
-            self.request = _with_attempt(self.request, frame.attempt)
+    def receive(self, frame: TokenFrame, worker: str) -> bool:
+        """Accept the next frame of a choice and drop what is stale or repeated.
+
+        False where the frame does not continue what was received: tokens are missing, or the attempt
+        contradicts an earlier one. The stream is as before; another attempt can put it right.
+        """
+        if (
+            self.is_closed
+            or frame.attempt < self.request.attempt
+            or frame.choice not in self._open_choices
+        ):
+            return True
+        self.note_attempt(frame.attempt)
         if frame.error is not None:
             self._open_choices.clear()
-            self._accept(frame)
-            return
+            self._accept(frame, worker)
+            return True
         emitted = self.emitted_token_ids[frame.choice]
-        if frame.first_index < len(emitted):
-            return
-        if frame.first_index > len(emitted):
-            self.fail(f"tokens {len(emitted)} to {frame.first_index - 1} are missing")
-            return
+        again = emitted[frame.first_index : frame.first_index + len(frame.token_ids)]
+        if frame.first_index > len(emitted) or tuple(again) != frame.token_ids[: len(again)]:
+            return False
+        if again and len(again) == len(frame.token_ids):
+            return True
+        frame = _without_first(frame, len(again)) if again else frame
         emitted.extend(frame.token_ids)
         if frame.finish_reason is not None:
             self._open_choices.discard(frame.choice)
-        self._accept(frame)
+        self._accept(frame, worker)
+        return True
+
+    def note_attempt(self, attempt: int) -> None:
+        """The queue gave the request to another worker, which starts from the same message."""
+        if attempt > self.request.attempt:
+            self.request = msgspec.structs.replace(self.request, attempt=attempt)
+            self.is_running = False
 
     def fail(self, reason: str) -> None:
         """End the stream: its remaining tokens will never come."""
         if self.is_closed:
             return
         self._error = RequestLost(
-            f"the request was lost: {reason}",
+            f"The answer could not be completed: {reason}. Nothing was charged; please try again.",
             request_id=self.request.request_id,
             attempt=self.request.attempt,
         )
         self._wake()
 
     def restart(self) -> GenerateRequest:
-        """The request for another attempt; only while nothing was emitted."""
-        assert not self.has_emitted
-        self.request = _with_attempt(self.request, self.request.attempt + 1)
+        """The request for another attempt, which goes on behind what was received."""
+        request = msgspec.structs.replace(self.request, attempt=self.request.attempt + 1)
+        if self.has_emitted:
+            ended = set(range(request.num_choices)) - self._open_choices
+            request = msgspec.structs.replace(
+                request,
+                emitted_token_ids=tuple(map(tuple, self.emitted_token_ids)),
+                ended_choices=tuple(sorted(ended)),
+            )
+        self.request = request
+        self.is_running = False
         self.gone_since = None
-        return self.request
+        return request
 
-    def _accept(self, frame: TokenFrame) -> None:
+    def _accept(self, frame: TokenFrame, worker: str) -> None:
+        self.worker = worker or self.worker
+        self.is_running = True
         self._frames.append(frame)
         self._wake()
 
@@ -129,5 +155,10 @@ class RequestStream(AsyncIterator[TokenFrame]):
             self._waiter.set_result(None)
 
 
-def _with_attempt(request: GenerateRequest, attempt: int) -> GenerateRequest:
-    return msgspec.structs.replace(request, attempt=attempt)
+def _without_first(frame: TokenFrame, count: int) -> TokenFrame:
+    return msgspec.structs.replace(
+        frame,
+        first_index=frame.first_index + count,
+        token_ids=frame.token_ids[count:],
+        logprobs=None if frame.logprobs is None else frame.logprobs[count:],
+    )

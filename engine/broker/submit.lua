@@ -1,11 +1,13 @@
 -- A request enters the queue; unconfirmed, no worker may take it.
--- Repeating a submission changes nothing, a higher attempt replaces a lower one.
+-- Repeating a submission changes nothing, a higher attempt replaces a lower one: whoever holds that
+-- one is told to stop.
 -- ARGV: id, tenant, node, key, weight, work, attempt, confirmed (0|1), unconfirmed ms, request ms,
 --       node ms, body.  Returns 1, or 0 where it was there already.
 local id, tenant, node, key = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local attempt = call('HGET', request_key(id), 'attempt')
-if attempt then
-  if tonumber(attempt) >= tonumber(ARGV[7]) then return 0 end
+local known = call('HMGET', request_key(id), 'attempt', 'worker')
+if known[1] then
+  if tonumber(known[1]) >= tonumber(ARGV[7]) then return 0 end
+  if known[2] then tell_cancel(known[2], id, known[1]) end
   drop(id)
 end
 born()

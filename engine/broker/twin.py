@@ -78,6 +78,8 @@ class BrokerTwin:
         if known is not None:
             if known.attempt >= request.attempt:
                 return False
+            if known.worker is not None:
+                self._tell_cancel(known)
             self._drop(known)
         now = self._now_ms()
         request.state = "queued" if confirmed else "unconfirmed"

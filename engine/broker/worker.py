@@ -25,6 +25,10 @@ from engine.messages import ControlMessage, GenerateRequest, Heartbeat, StepFram
 
 Answer = TypeVar("Answer")
 
+Lost = dict[str, int]
+"""Requests that belong to another worker by now, with the attempt that was held here: stop that one
+and say nothing of it. (The next attempt may be taken here again, at any time.)"""
+
 CONTROL_LIMIT = 1_000
 """Control messages of one round trip."""
 WAIT_S_MAX = 2.0
@@ -49,8 +53,7 @@ class Exchange:
 
     requests: list[GenerateRequest] = field(default_factory=list)
     control: list[ControlMessage] = field(default_factory=list)
-    lost: set[str] = field(default_factory=set)
-    """Requests that belong to another worker by now: stop them, say nothing of them."""
+    lost: Lost = field(default_factory=dict)
 
 
 class WorkerBroker:
@@ -98,8 +101,8 @@ class WorkerBroker:
             self._control.append(found[1])
         return True
 
-    def publish(self, frames_by_node: Mapping[str, StepFrames]) -> set[str]:
-        """Send one message per API node; the ids that belong to another worker by now."""
+    def publish(self, frames_by_node: Mapping[str, StepFrames]) -> Lost:
+        """Send one message per API node; what belongs to another worker by now."""
         return self.exchange(frames_by_node=frames_by_node).lost
 
     def control(self) -> list[ControlMessage]:
@@ -137,7 +140,7 @@ class WorkerBroker:
                 self._call(scripts.TAKE, self.worker, max_requests, self._settings.lease_ms)
             )
         answers = self._run(calls)
-        lost = set[str]()
+        lost: Lost = {}
         if frames_by_node:
             lost = self._note_published(frames_by_node, answers[0])
         for request_id in done:
@@ -147,8 +150,8 @@ class WorkerBroker:
         words = [self._control.popleft() for _ in range(len(self._control))] + answers.pop()
         return Exchange(taken, [self._control_decoder.decode(word) for word in words], lost)
 
-    def renew(self, request_ids: Iterable[str]) -> set[str]:
-        """Keep the leases of what runs; the ids that this worker has lost and must stop."""
+    def renew(self, request_ids: Iterable[str]) -> Lost:
+        """Keep the leases of what runs; what this worker has lost and must stop."""
         ids = [request_id for request_id in request_ids if request_id in self._held]
         lease_ms = self._settings.lease_ms
         answer = self._run([self._call(scripts.RENEW, self.worker, lease_ms, *self._attempts(ids))])
@@ -157,10 +160,10 @@ class WorkerBroker:
             return self._reclaim()
         return self._forget(lost)
 
-    def heartbeat(self, heartbeat: Heartbeat) -> set[str]:
+    def heartbeat(self, heartbeat: Heartbeat) -> Lost:
         """Say that this worker is alive, and sweep after those that are not.
 
-        Returns the ids that it has lost, as `renew` does, where Redis turns out to have been wiped.
+        Returns what it has lost, as `renew` does, where Redis turns out to have been wiped.
         """
         settings = self._settings
         word = self._encoder.encode(heartbeat)
@@ -172,7 +175,7 @@ class WorkerBroker:
             ]
         )
         self._guarded(lambda: self._redis.zadd(MODELS, {self.model: heartbeat.sent_ms}))
-        return self._reclaim() if self._notice_wipe(born) else set()
+        return self._reclaim() if self._notice_wipe(born) else {}
 
     def give_back(self, request_ids: Iterable[str]) -> None:
         """Return requests in good order; one that has published frames is lost to its API node."""
@@ -196,8 +199,7 @@ class WorkerBroker:
         return [part for key in ids for part in (key, self._held[key].attempt)]
 
     def _publish_call(self, frames_by_node: Mapping[str, StepFrames]) -> Call:
-        ids = {frame.request_id for step in frames_by_node.values() for frame in step.frames}
-        first = [key for key in ids if key in self._held and not self._held[key].is_published]
+        first = [key for key, held in self._spoken(frames_by_node) if not held.is_published]
         messages: list[Argument] = []
         for node, step in frames_by_node.items():
             messages += (node, self._encoder.encode(step))
@@ -206,14 +208,12 @@ class WorkerBroker:
 
     def _note_published(
         self, frames_by_node: Mapping[str, StepFrames], refused: Sequence[bytes]
-    ) -> set[str]:
+    ) -> Lost:
         """Repeat without the requests that were refused, if any were; remember what has left."""
         if not refused:
-            for step in frames_by_node.values():
-                for frame in step.frames:
-                    if held := self._held.get(frame.request_id):
-                        held.is_published = True
-            return set()
+            for _, held in self._spoken(frames_by_node):
+                held.is_published = True
+            return {}
         lost = self._forget(refused)
         kept = {node: _without(step, lost) for node, step in frames_by_node.items()}
         kept = {node: step for node, step in kept.items() if step.frames}
@@ -221,6 +221,16 @@ class WorkerBroker:
             answer = self._run([self._publish_call(kept)])[0]
             lost |= self._note_published(kept, answer)
         return lost
+
+    def _spoken(self, frames_by_node: Mapping[str, StepFrames]) -> list[tuple[str, _Held]]:
+        """The held attempts that these frames are of."""
+        spoken = {
+            (frame.request_id, frame.attempt)
+            for step in frames_by_node.values()
+            for frame in step.frames
+        }
+        found = ((key, attempt, self._held.get(key)) for key, attempt in spoken)
+        return [(key, held) for key, attempt, held in found if held and held.attempt == attempt]
 
     def _charge_call(self, seconds_by_tenant: Mapping[str, float]) -> Call:
         arguments: list[Argument] = []
@@ -247,7 +257,7 @@ class WorkerBroker:
         self._born = born
         return was_wiped
 
-    def _reclaim(self) -> set[str]:
+    def _reclaim(self) -> Lost:
         """Redis forgot everything: announce again what runs here."""
         arguments: list[Argument] = []
         for key, held in self._held.items():
@@ -256,15 +266,12 @@ class WorkerBroker:
             arguments += (key, request.attempt, request.tenant, request.node)
             arguments += (repr(request.key), repr(request.weight), repr(request.work_s), body)
         if not arguments:
-            return set()
+            return {}
         head = (self.worker, self._settings.lease_ms, self._settings.request_ms)
         return self._forget(self._run([self._call(scripts.RECLAIM, *head, *arguments)])[0])
 
-    def _forget(self, ids: Iterable[bytes]) -> set[str]:
-        lost = {key.decode() for key in ids}
-        for key in lost:
-            self._held.pop(key, None)
-        return lost
+    def _forget(self, ids: Iterable[bytes]) -> Lost:
+        return {key.decode(): self._held.pop(key.decode()).attempt for key in ids}
 
     def _run(self, calls: Sequence[Call]) -> list[Any]:
         return self._guarded(lambda: self._execute(calls))
@@ -300,6 +307,6 @@ class WorkerBroker:
         return answers
 
 
-def _without(step: StepFrames, lost: set[str]) -> StepFrames:
-    frames = [frame for frame in step.frames if frame.request_id not in lost]
+def _without(step: StepFrames, lost: Lost) -> StepFrames:
+    frames = [frame for frame in step.frames if frame.attempt > lost.get(frame.request_id, 0)]
     return msgspec.structs.replace(step, frames=frames)

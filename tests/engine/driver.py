@@ -22,7 +22,8 @@ def request(
     tenant: str = "tenant",
     num_choices: int = 1,
     attempt: int = 1,
-    emitted: tuple[int, ...] = (),
+    emitted: tuple[int, ...] | tuple[tuple[int, ...], ...] = (),
+    ended: tuple[int, ...] = (),
     node: str = "node",
 ) -> GenerateRequest:
     return GenerateRequest(
@@ -37,8 +38,18 @@ def request(
         key=key,
         num_choices=num_choices,
         attempt=attempt,
-        emitted_token_ids=emitted,
+        emitted_token_ids=by_choice(emitted),
+        ended_choices=ended,
     )
+
+
+def by_choice(
+    emitted: tuple[int, ...] | tuple[tuple[int, ...], ...],
+) -> tuple[tuple[int, ...], ...]:
+    """What one choice has emitted, or each."""
+    if not emitted or isinstance(emitted[0], tuple):
+        return emitted  # type: ignore[return-value]  # the first tells of all
+    return (emitted,)  # type: ignore[return-value]
 
 
 @dataclass
@@ -62,10 +73,12 @@ class Driver:
         self.received: dict[tuple[str, int], Received] = {}
         self.finished: list[str] = []
         self.charges: dict[str, float] = {}
-        self.emitted: dict[str, int] = {}
+        self.emitted: dict[tuple[str, int], int] = {}
 
     def add(self, new: GenerateRequest) -> None:
-        self.emitted[new.request_id] = len(new.emitted_token_ids)
+        for choice in range(new.num_choices):
+            emitted = new.emitted_token_ids[choice : choice + 1]
+            self.emitted[new.request_id, choice] = sum(map(len, emitted))
         self.engine.add(new)
 
     def step(self) -> None:
@@ -80,7 +93,7 @@ class Driver:
     def _receive(self, frame: TokenFrame) -> None:
         received = self.received.setdefault((frame.request_id, frame.choice), Received())
         assert received.finish_reason is None, "a frame after the last one"
-        start = self.emitted.get(frame.request_id, 0)
+        start = self.emitted.get((frame.request_id, frame.choice), 0)
         assert frame.first_index == start + len(received.token_ids), "a gap between frames"
         if not received.frames:
             received.num_cached_tokens = frame.num_cached_tokens

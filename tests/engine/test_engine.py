@@ -194,6 +194,37 @@ def test_a_resubmitted_request_goes_on_where_it_stopped() -> None:
     assert whole[:15] + rest == whole
 
 
+def test_each_open_choice_of_a_resubmitted_request_goes_on_from_its_own_tokens() -> None:
+    whole = expected_output(prompt(50), 40)
+    emitted = (tuple(whole[:15]), tuple(whole), tuple(whole[:3]), ())
+    run = driver()
+    run.generate(
+        [request("a", prompt(50), 40, num_choices=4, attempt=2, emitted=emitted, ended=(1,))]
+    )
+    rest = {choice: run.received["a", choice].token_ids for choice in (0, 2, 3)}
+    assert rest == {0: whole[15:], 2: whole[3:], 3: whole}
+    assert ("a", 1) not in run.received
+    assert run.finished == ["a"]
+
+
+def test_a_resubmitted_request_with_every_choice_complete_is_finished_at_once() -> None:
+    run = driver()
+    run.add(request("a", prompt(50), 2, attempt=2, emitted=(7, 8), ended=(0,)))
+    run.run()
+    assert (run.finished, run.received) == (["a"], {})
+
+
+def test_a_drain_withdraws_no_request_of_which_a_choice_has_started() -> None:
+    run = driver(max_step_tokens=64)
+    emitted = ((1,), (2,), (3,))
+    run.add(request("a", prompt(50), 40, num_choices=3, attempt=2, emitted=emitted))
+    run.add(request("b", prompt(60), 40, key=9.0))
+    run.step()
+    assert run.engine.withdraw_waiting() == ["b"]
+    run.run()
+    assert run.finished == ["a"]
+
+
 def test_sixty_four_sequences_at_once_complete() -> None:
     run = driver(num_blocks=256)
     prompts = [prompt(20 + seed, seed) for seed in range(64)]

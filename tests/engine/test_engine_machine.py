@@ -35,7 +35,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = Engine(runner, limits, NUM_BLOCKS, cost_model=COST)
         self.open: dict[str, GenerateRequest] = {}
         self.texts: dict[tuple[str, int], list[int]] = {}
-        self.num_open_choices: dict[str, int] = {}
+        self.ended: dict[str, set[int]] = {}
         self.count = 0
 
     @rule(
@@ -77,7 +77,7 @@ class EngineMachine(RuleBasedStateMachine):
             node=f"node{self.count % 3}",
         )
         self.open[new.request_id] = new
-        self.num_open_choices[new.request_id] = num_choices
+        self.ended[new.request_id] = set()
         for choice in range(num_choices):
             self.texts[new.request_id, choice] = list(emitted)
         self.engine.add(new)
@@ -97,9 +97,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def come_back_with_the_next_attempt(self, data: st.DataObject) -> None:
         old = self.open[data.draw(st.sampled_from(sorted(self.open)))]
-        text = self.texts[old.request_id, 0]
-        if old.num_choices > 1 or len(text) >= old.authorized_tokens:
-            return
+        texts = [self.texts[old.request_id, choice] for choice in range(old.num_choices)]
         new = request(
             old.request_id,
             old.prompt_token_ids,
@@ -107,8 +105,10 @@ class EngineMachine(RuleBasedStateMachine):
             sampling=old.sampling,
             key=old.key,
             tenant=old.tenant,
+            num_choices=old.num_choices,
             attempt=old.attempt + 1,
-            emitted=tuple(text),
+            emitted=tuple(map(tuple, texts)) if any(texts) else (),
+            ended=tuple(self.ended[old.request_id]),
             node=old.node,
         )
         self.open[old.request_id] = new
@@ -125,7 +125,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.count += 1
         new = request(f"r{self.count}", [POISON, 1], 3)
         self.open[new.request_id] = new
-        self.num_open_choices[new.request_id] = 1
+        self.ended[new.request_id] = set()
         self.texts[new.request_id, 0] = []
         self.engine.add(new)
 
@@ -163,16 +163,16 @@ class EngineMachine(RuleBasedStateMachine):
                 text.append(token)
             assert len(text) <= new.authorized_tokens, "the fence was passed"
             if frame.finish_reason is not None:
-                self._end(new, text, frame.finish_reason)
+                self.ended[new.request_id].add(frame.choice)
+                self._check_end(new, text, frame.finish_reason)
         finished = {(ended.request_id, ended.attempt) for ended in output.finished}
         for request_id, new in list(self.open.items()):
-            is_over = self.num_open_choices[request_id] == 0
+            is_over = len(self.ended[request_id]) == new.num_choices
             assert is_over == ((request_id, new.attempt) in finished)
             if is_over:
                 del self.open[request_id]
 
-    def _end(self, new: GenerateRequest, text: list[int], reason: str) -> None:
-        self.num_open_choices[new.request_id] -= 1
+    def _check_end(self, new: GenerateRequest, text: list[int], reason: str) -> None:
         stop = new.sampling.stop_token_ids
         if reason == "stop":
             assert text[-1] in stop

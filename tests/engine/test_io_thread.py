@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.broker.errors import BrokerUnreachable
-from engine.broker.worker import Exchange
+from engine.broker.worker import Exchange, Lost
 from engine.engine import Engine
 from engine.engine_thread import EngineThread
 from engine.io_thread import IoThread
@@ -33,7 +33,7 @@ class ScriptedBroker:
         self.finished: list[str] = []
         self.given_back: list[str] = []
         self.dead: set[str] = set()
-        self.lost: set[str] = set()
+        self.lost: dict[str, int] = {}
         self.heartbeats: list[Heartbeat] = []
         self.is_away = False
         self.num_refused = 0
@@ -75,16 +75,16 @@ class ScriptedBroker:
         self.finished += finished
         taken, self.queue = self.queue[:max_requests], self.queue[max_requests:]
         control, self.control = self.control, []
-        return Exchange(taken, control, set())
+        return Exchange(taken, control, {})
 
-    def heartbeat(self, heartbeat: Heartbeat) -> set[str]:
+    def heartbeat(self, heartbeat: Heartbeat) -> Lost:
         self._check()
         self.heartbeats.append(heartbeat)
-        return set()
+        return {}
 
-    def renew(self, request_ids: Any) -> set[str]:
+    def renew(self, request_ids: Any) -> Lost:
         self._check()
-        lost, self.lost = self.lost, set()
+        lost, self.lost = self.lost, {}
         return lost
 
     def dead_nodes(self, nodes: Any) -> set[str]:
@@ -216,10 +216,18 @@ def test_requests_of_a_dead_node_end_within_its_check(rig: Rig) -> None:
 def test_a_lost_request_stops_without_a_word(rig: Rig) -> None:
     rig.broker.put(request("a", PROMPT, 4000))
     rig.until(lambda: "a" in rig.broker.texts)
-    rig.broker.lost = {"a"}
+    rig.broker.lost = {"a": 1}
     rig.until(lambda: rig.broker.heartbeats[-1].num_running == 0)
     assert rig.broker.reasons["a"] is None
     assert rig.broker.finished == []
+
+
+def test_an_attempt_that_was_lost_does_not_take_the_next_one_along(rig: Rig) -> None:
+    rig.broker.put(request("a", PROMPT, 60, attempt=2))
+    rig.until(lambda: "a" in rig.broker.texts)
+    rig.broker.lost = {"a": 1}
+    rig.until(lambda: rig.broker.finished == ["a"])
+    assert rig.broker.texts["a"] == expected_output(PROMPT, 60)
 
 
 def test_no_more_is_taken_than_can_soon_start() -> None:

@@ -102,7 +102,7 @@ async def test_waiting_and_running_requests_survive_a_redis_that_dies(tmp_path: 
         server.start()
 
         # The worker announces what it runs, the gateway what waits.
-        assert await asyncio.to_thread(worker.renew, worker.held) == set()
+        assert await asyncio.to_thread(worker.renew, worker.held) == {}
         [waiting] = await take_patiently(worker, 1)
         assert waiting.request_id == "req_waiting"
         frames = step_of(
