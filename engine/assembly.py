@@ -2,7 +2,8 @@
 
 from engine.block_manager import BlockManager
 from engine.messages import CostModel
-from engine.planner import Limits, PlanFunction, plan
+from engine.plan import Limits
+from engine.planner import PlanFunction, plan
 from engine.scheduler import Scheduler
 from engine.settings import EngineSettings
 from engine.slots import SlotTable
@@ -34,6 +35,9 @@ def limits_of(settings: EngineSettings) -> Limits:
         step_s=settings.step_s,
         idle_step_s=settings.idle_step_s,
         gap_s=settings.gap_s,
+        pace_s=settings.pace_s,
+        ride_share=settings.ride_share,
+        crowded_share=settings.crowded_share,
         prefill_share=settings.prefill_share,
         paused_share=settings.paused_share,
         backfill_lock_s=settings.backfill_lock_s,

@@ -1,27 +1,37 @@
 """What this machine can do, measured when a worker starts: the precision to use, seconds per step.
 
-Takes about two seconds. The cost model is a non-negative least-squares fit over synthetic steps
-through the real model: prefills of several lengths, then decodes of several batch sizes.
+Takes about three seconds, once: `calibration_cache` remembers. The cost model is fitted to synthetic
+steps through the real model: prefills of several lengths, decodes of several batch sizes.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
+import structlog
 import torch
-from numpy.typing import NDArray
 
-from engine.messages import CostModel
+from engine.cost_fit import MeasuredStep, fit_roofline, relative_errors
+from engine.messages import CostModel, StepWork
 from engine.models.model import KVBlocks, Model
 from kernels.attention_metadata import AttentionMetadata
+from kernels.cpu import library
 from kernels.linear import PackedLinear, linear
 
+logger = structlog.get_logger(__name__)
+
 REPETITIONS = 2
-PREFILL_LENS = (32, 128, 512)
-DECODE_BATCHES = (1, 8, 32)
-DECODE_CONTEXT = 256
+LONG_S = 1.0
+"""A step that takes longer is not repeated."""
+PREFILL_LENS = {"cpu": (16, 64, 128, 512), "cuda": (16, 64, 256, 1024, 2048)}
+DECODE_BATCHES = {"cpu": (1, 4, 16, 64), "cuda": (1, 8, 32, 128)}
+DECODE_CONTEXTS = {"cpu": ((8, 512), (32, 512)), "cuda": ((16, 1024), (64, 1024))}
+"""(batch, context), beside those of one block: they tell what reading keys and values takes."""
+CHUNK = (128, 640)
+"""(tokens, context) of a chunk in the middle of a prompt."""
 BLOCK_SIZE = 64
+READ_BYTES = 256 << 20
+"""Well beyond the caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +41,26 @@ class _Step:
     query_lens: list[int]
     context_lens: list[int]
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(self.query_lens)
+    @classmethod
+    def prefill(cls, num_tokens: int, context: int) -> "_Step":
+        """The last `num_tokens` of one prompt of `context` tokens."""
+        return cls([num_tokens], [context])
+
+    @classmethod
+    def decode(cls, batch: int, context: int) -> "_Step":
+        """One token of each of `batch` sequences."""
+        return cls([1] * batch, [context] * batch)
 
     @property
-    def context_read(self) -> float:
-        """Σ over the tokens of the context that each reads, as `CostModel` counts it."""
-        pairs = zip(self.query_lens, self.context_lens, strict=True)
-        return sum(n * (length - n) + n * n / 2 for n, length in pairs)
+    def work(self) -> StepWork:
+        """As the cost model counts it."""
+        pairs = list(zip(self.query_lens, self.context_lens, strict=True))
+        return StepWork(
+            num_tokens=sum(self.query_lens),
+            num_samples=len(pairs),
+            prefill_pairs=sum(n * (length - n) + n * n / 2 for n, length in pairs if n > 1),
+            decode_context=float(sum(length for n, length in pairs if n == 1)),
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -56,30 +77,42 @@ def choose_dtype(device: torch.device) -> torch.dtype:
 
 def fit_cost_model(model: Model, kv_cache: KVBlocks, num_blocks: int) -> CostModel:
     """Time synthetic steps in `kv_cache`, whose content is overwritten, and fit their seconds."""
-    steps = [_Step([length], [length]) for length in PREFILL_LENS]
-    steps += [_Step([1] * batch, [DECODE_CONTEXT] * batch) for batch in DECODE_BATCHES]
     context_length = model.spec.context_length
-    steps = [
-        step
-        for step in steps
+    measured = [
+        MeasuredStep(step.work, _best_s(_runner(model, kv_cache, step)))
+        for step in _steps(model.device.type)
         if step.num_blocks <= num_blocks and max(step.context_lens) <= context_length
     ]
-    rows = [[1.0, float(step.num_tokens), step.context_read] for step in steps]
-    seconds = [_best_s(_runner(model, kv_cache, step)) for step in steps]
-    base_s, per_token_s, per_context_s = _fit(np.array(rows), np.array(seconds))
-    return CostModel(base_s=base_s, per_token_s=per_token_s, per_context_s=per_context_s)
+    weights_s = model.spec.weight_bytes / _read_rate(model.device)
+    cost_model = fit_roofline(measured, weights_s)
+    logger.info(
+        "calibrated",
+        ridge_tokens=round(cost_model.ridge_tokens, 1),
+        worst_error=round(max(map(abs, relative_errors(cost_model, measured))), 3),
+    )
+    return cost_model
 
 
-def _fit(rows: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Least squares of relative errors with no negative factor: what would be one is left out."""
-    weighted = rows / seconds[:, None]
-    used = [0, 1, 2]
-    while True:
-        factors, *_ = np.linalg.lstsq(weighted[:, used], np.ones(len(seconds)), rcond=None)
-        if (factors >= 0).all():
-            found = dict(zip(used, factors.tolist(), strict=True))
-            return found.get(0, 0.0), found.get(1, 0.0), found.get(2, 0.0)
-        used.pop(int(factors.argmin()))
+def _steps(device_type: str) -> list[_Step]:
+    steps = [_Step.prefill(length, length) for length in PREFILL_LENS[device_type]]
+    steps.append(_Step.prefill(*CHUNK))
+    steps += [_Step.decode(batch, BLOCK_SIZE) for batch in DECODE_BATCHES[device_type]]
+    return steps + [_Step.decode(*shape) for shape in DECODE_CONTEXTS[device_type]]
+
+
+def _read_rate(device: torch.device) -> float:
+    """Bytes per second of reading memory: by our own loop, or a copy's, which writes as much."""
+    memory = torch.ones(READ_BYTES, dtype=torch.uint8, device=device)
+    compiled = library.active()
+    if device.type == "cpu" and compiled is not None:
+        return max(compiled.measure_read(memory) for _ in range(3))
+    target = torch.empty_like(memory)
+
+    def copy() -> object:
+        target.copy_(memory)
+        return target[-1].item()  # waits for the device
+
+    return 2 * READ_BYTES / _best_s(copy)
 
 
 def _runner(model: Model, kv_cache: KVBlocks, step: _Step) -> Callable[[], object]:
@@ -95,7 +128,7 @@ def _runner(model: Model, kv_cache: KVBlocks, step: _Step) -> Callable[[], objec
         block_tables=tables,
         device=model.device,
     )
-    token_ids = torch.arange(step.num_tokens, device=model.device) % model.spec.vocab_size
+    token_ids = torch.arange(sum(step.query_lens), device=model.device) % model.spec.vocab_size
     rows = metadata.query_start[1:].long() - 1
 
     def run() -> object:
@@ -106,13 +139,12 @@ def _runner(model: Model, kv_cache: KVBlocks, step: _Step) -> Callable[[], objec
 
 
 def _best_s(run: Callable[[], object]) -> float:
-    run()
-    best = float("inf")
-    for _ in range(REPETITIONS):
+    seconds: list[float] = []
+    while len(seconds) <= REPETITIONS and sum(seconds) < LONG_S:  # the first one warms up
         started = time.perf_counter()
         run()
-        best = min(best, time.perf_counter() - started)
-    return best
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
 
 
 def _products_s(dtype: torch.dtype) -> float:

@@ -8,7 +8,9 @@ from engine.batch import StepBatch
 from engine.messages import CostModel
 from engine.scheduler import Scheduler
 
-BY_TOKENS = CostModel(base_s=0.0, per_token_s=1.0, per_context_s=0.0)
+BY_TOKENS = CostModel(
+    base_s=0.0, per_token_s=1.0, per_prefill_context_s=0.0, per_decode_context_s=0.0
+)
 """Without a calibrated model every token weighs the same."""
 
 
@@ -19,7 +21,11 @@ def charge_step(
     model = cost_model or BY_TOKENS
     query_lens = np.diff(batch.query_start).astype(np.float64)
     read = query_lens * (batch.context_lens - query_lens / 2)
-    work = model.per_token_s * query_lens + model.per_context_s * read
+    num_chunks = len(batch.chunks)
+    per_context_s = np.full(len(read), model.per_decode_context_s)
+    per_context_s[:num_chunks] = model.per_prefill_context_s
+    work = model.per_token_s * query_lens + per_context_s * read
+    work[num_chunks:] += model.per_sample_s
     total = float(work.sum())
     if total <= 0:
         work, total = query_lens, float(query_lens.sum())

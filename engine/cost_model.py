@@ -7,10 +7,13 @@ shortest-job-first with linear ageing, and the wait is Little's law.
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf, sqrt
 
 from engine.messages import CostModel
 
-UNCALIBRATED = CostModel(base_s=0.01, per_token_s=1e-4, per_context_s=1e-8)
+UNCALIBRATED = CostModel(
+    base_s=0.01, per_token_s=1e-4, per_prefill_context_s=1e-8, per_decode_context_s=1e-7
+)
 """For a model of which no worker has spoken yet: right in order, not in seconds."""
 
 ALPHA = 0.05
@@ -27,7 +30,7 @@ class QueuePrice:
     key: float
     """Static priority inside its tenant's queue; the least goes first."""
     work_s: float
-    """Predicted seconds of its prefill: what a take charges the tenant in advance."""
+    """Predicted seconds of its prefill's arithmetic: what a take charges the tenant in advance."""
 
 
 def queue_price(
@@ -43,8 +46,39 @@ def queue_price(
     Comparing aged priorities `work - alpha · (now - arrival)` cancels `alpha · now`, so the key is
     fixed at submission and never refreshed.
     """
-    work_s = cost_model.prefill_s(num_tokens)
+    work_s = cost_model.work_s(num_tokens)
     return QueuePrice(key=work_s / weight + alpha * arrival_ms / 1000, work_s=work_s)
+
+
+def affordable_tokens(
+    cost_model: CostModel, seconds: float, *, num_before: int, num_cached: int, most: int
+) -> int:
+    """The tokens after `num_cached` ones, `most` at most, that fit into `seconds`.
+
+    `num_before` other tokens are multiplied in the same step: within the ridge, more of them hide
+    under the reading of the weights.
+    """
+    arithmetic_s, exposed = cost_model.per_token_s, 1 - cost_model.overlap
+    square = cost_model.per_prefill_context_s / 2
+    context_s = cost_model.per_prefill_context_s * num_cached
+    # 1. beyond the ridge every token costs its whole arithmetic
+    left_s = seconds - exposed * cost_model.weights_s - arithmetic_s * num_before
+    num_tokens = _largest_root(square, arithmetic_s + context_s, left_s)
+    room = cost_model.ridge_tokens - num_before
+    if num_tokens >= room:
+        return int(min(most, num_tokens))
+    # 2. within it only what does not hide
+    left_s = seconds - cost_model.weights_s - exposed * arithmetic_s * num_before
+    return int(min(most, room, _largest_root(square, exposed * arithmetic_s + context_s, left_s)))
+
+
+def _largest_root(square: float, linear: float, limit: float) -> float:
+    """The largest x >= 0 with square · x² + linear · x <= limit, for factors that are not negative."""
+    if limit <= 0:
+        return 0.0
+    # The usual formula with its numerator made rational: a tiny square must not cancel it away.
+    denominator = linear + sqrt(linear * linear + 4 * square * limit)
+    return 2 * limit / denominator if denominator > 0 else inf
 
 
 class DrainRate:

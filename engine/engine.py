@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from common.clock import Clock, utc_now_us
 from engine.assembly import BLOCK_SIZE, create_scheduler
 from engine.batch import StepBatch
@@ -194,19 +196,26 @@ class Engine:
             self._num_prefill_tokens += batch.num_prefill_tokens
             seconds = (now_us - batch.scheduled_us) / 1e6
             self._output.charges = charge_step(self._scheduler, batch, self.cost_model, seconds)
-        slots, tokens = batch.sample_slots.tolist(), sampled.token_ids.tolist()
-        for row, (slot, token) in enumerate(zip(slots, tokens, strict=True)):
-            self._accept(slot, token, sampled.logprobs.get(row), now_us)
+        self._end_failed(batch, sampled)
+        rows = np.flatnonzero(sampled.token_ids >= 0)
+        tokens = sampled.token_ids[rows]
+        sequences = self._scheduler.append(batch.sample_slots[rows], tokens, now_us)
+        self._num_output_tokens += len(sequences)
+        logprobs = sampled.logprobs
+        for row, sequence, token in zip(rows.tolist(), sequences, tokens.tolist(), strict=True):
+            self._accept(sequence, token, logprobs.get(row), now_us)
         return self._hand_over()
 
-    def _accept(self, slot: int, token: int, logprob: TokenLogprob | None, now_us: int) -> None:
-        """One sampled token: it leaves in a frame, and may be the last one."""
-        if token < 0:
-            error = "the model computed no finite logit"
-            self._end(self._scheduler.in_slot(slot), "error", error=error)
-            return
-        sequence = self._scheduler.append(slot, token)
-        self._num_output_tokens += 1
+    def _end_failed(self, batch: StepBatch, sampled: Sampled) -> None:
+        """End the sequences whose logits were not finite."""
+        for row in np.flatnonzero(sampled.token_ids < 0).tolist():
+            sequence = self._scheduler.in_slot(int(batch.sample_slots[row]))
+            self._end(sequence, "error", error="the model computed no finite logit")
+
+    def _accept(
+        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now_us: int
+    ) -> None:
+        """One sampled token leaves in a frame, and may be the last one."""
         is_first = sequence.first_token_us is None
         sequence.first_token_us = now_us if is_first else sequence.first_token_us
         reason = self._finish_reason(sequence, token)

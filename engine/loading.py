@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from engine.calibration import choose_dtype, fit_cost_model
+from engine.calibration_cache import calibrated, fingerprint
 from engine.engine import Engine
 from engine.errors import ModelRefused
 from engine.model_runner import ModelRunner
@@ -40,7 +41,17 @@ def load_engine(directory: Path, settings: EngineSettings) -> LoadedEngine:
     model = load_decoder(directory, dtype, device)
     num_blocks = _num_blocks(model.spec, settings, device)
     runner = ModelRunner(model, num_blocks)
-    cost_model = fit_cost_model(model, runner.kv_cache, num_blocks)
+    cost_model, _ = calibrated(
+        settings.calibration_cache,
+        fingerprint(
+            directory,
+            dtype=dtype,
+            device=device,
+            num_threads=num_threads(settings),
+            kernels=_kernels_name(),
+        ),
+        lambda: fit_cost_model(model, runner.kv_cache, num_blocks),
+    )
     engine = Engine(runner, settings, num_blocks, cost_model=cost_model)
     return LoadedEngine(engine, model.spec, "bf16" if dtype == torch.bfloat16 else "fp32")
 
@@ -52,6 +63,11 @@ def num_threads(settings: EngineSettings) -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _kernels_name() -> str:
+    compiled = library.active()
+    return "plain torch" if compiled is None else compiled.path.name
 
 
 def _device(settings: EngineSettings) -> torch.device:

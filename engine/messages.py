@@ -134,19 +134,79 @@ class StepFrames(msgspec.Struct, frozen=True, tag=True):
 
 
 class CostModel(msgspec.Struct, frozen=True):
-    """Predicted seconds of a step, calibrated by the worker at start-up.
+    """Predicted seconds of a step: a roofline, calibrated by the worker when it starts.
 
-    seconds(step) = base + per_token · tokens + per_context · Σ(context read)
+    seconds = base + products(tokens) + per_prefill_context · pairs + per_decode_context · context
+              + per_sample · samples
+    products(n) = max(weights, per_token · n) + (1 - overlap) · min(weights, per_token · n)
+
+    `pairs` are (token, earlier token) pairs that prefill attends to: arithmetic. `context` are the
+    tokens whose keys and values decoding sequences read: bandwidth, often ten times as dear.
     """
 
     base_s: float
+    """However little is computed: launches, and what runs between two steps."""
     per_token_s: float
-    per_context_s: float
+    """Arithmetic of one more token, once the step is compute-bound."""
+    per_prefill_context_s: float
+    per_decode_context_s: float
+    weights_s: float = 0.0
+    """Reading the weights once; 0 where it is not known."""
+    overlap: float = 1.0
+    """Part of the lesser of the two, reading weights and arithmetic, that hides under the other."""
+    per_sample_s: float = 0.0
+    """One more sampled token: its row of the model's head, and what Python does for it."""
 
-    def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float:
-        """Seconds to prefill `num_tokens` new tokens after `num_cached` cached ones."""
-        context = num_tokens * num_cached + num_tokens * num_tokens / 2
-        return self.base_s + self.per_token_s * num_tokens + self.per_context_s * context
+    @property
+    def ridge_tokens(self) -> float:
+        """Tokens in a step from which arithmetic, and no more memory, bounds its products."""
+        return self.weights_s / self.per_token_s if self.per_token_s > 0 else 0.0
+
+    def products_s(self, num_tokens: float) -> float:
+        """Multiplying `num_tokens` rows by all weights; nothing for no rows."""
+        if num_tokens <= 0:
+            return 0.0
+        arithmetic_s = self.per_token_s * num_tokens
+        greater, lesser = max(self.weights_s, arithmetic_s), min(self.weights_s, arithmetic_s)
+        return greater + (1 - self.overlap) * lesser
+
+    def work_s(self, num_tokens: int, num_cached: int = 0) -> float:
+        """Arithmetic of prefilling `num_tokens` tokens after `num_cached` cached ones."""
+        pairs = num_tokens * num_cached + num_tokens * num_tokens / 2
+        return self.per_token_s * num_tokens + self.per_prefill_context_s * pairs
+
+    def step_s(self, work: "StepWork") -> float:
+        """A whole step; nothing where there is nothing to compute."""
+        if work.num_tokens <= 0:
+            return 0.0
+        return (
+            self.base_s
+            + self.products_s(work.num_tokens)
+            + self.per_prefill_context_s * work.prefill_pairs
+            + self.per_decode_context_s * work.decode_context
+            + self.per_sample_s * work.num_samples
+        )
+
+    def scaled(self, factor: float) -> "CostModel":
+        """The same machine, `factor` times as slow."""
+        return CostModel(
+            base_s=self.base_s * factor,
+            per_token_s=self.per_token_s * factor,
+            per_prefill_context_s=self.per_prefill_context_s * factor,
+            per_decode_context_s=self.per_decode_context_s * factor,
+            weights_s=self.weights_s * factor,
+            overlap=self.overlap,
+            per_sample_s=self.per_sample_s * factor,
+        )
+
+
+class StepWork(msgspec.Struct, frozen=True):
+    """What a step computes, as `CostModel` counts it."""
+
+    num_tokens: int
+    num_samples: int = 0
+    prefill_pairs: float = 0.0
+    decode_context: float = 0.0
 
 
 class IntegrityReport(msgspec.Struct, frozen=True):

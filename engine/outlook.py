@@ -4,10 +4,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.block_manager import BlockManager
-from engine.messages import CostModel, GenerateRequest
-from engine.planner import MAX_PREEMPTIONS, DecodeState, PlannerState, PrefillState
+from engine.messages import CostModel
+from engine.plan import DecodeState, PlannerState, PrefillState
+from engine.preemption import MAX_PREEMPTIONS
 from engine.sequence import Sequence
 from engine.slots import SlotTable
+from engine.waiting import WaitingList
 
 MIN_GROWTH_TOKENS = 64
 """Reserved for a sequence that has already outlived the expected output length."""
@@ -15,19 +17,34 @@ EXPECTED_OUTPUT_TOKENS = 256.0
 """Before any request has finished."""
 EXPECTATION_RATE = 0.05
 """Weight of one finished request in the running mean of output lengths."""
+WINDOW = 32
+"""Waiting requests that one plan chooses from: more than a step can start."""
+NUM_MATCHED_BEHIND = 4
+"""Of those behind the window, so many are looked up in the prefix cache each step, in turns."""
 ONE_US = 1e-6
 
 
 class Outlook:
     """Turns sequences and slot columns into a `PlannerState`. Changes no block and no slot."""
 
-    def __init__(
-        self, blocks: BlockManager, slots: SlotTable, cost_model: CostModel | None
-    ) -> None:
+    def __init__(self, blocks: BlockManager, slots: SlotTable) -> None:
         self.blocks = blocks
         self.slots = slots
-        self.cost_model = cost_model
         self.expected_output_tokens = EXPECTED_OUTPUT_TOKENS
+
+    def match_prefixes(self, waiting: WaitingList, cost_model: CostModel | None) -> None:
+        """Look the most urgent requests up in the prefix cache again; a hit makes them cheaper.
+
+        Only those, and a few others in turns: what this takes does not grow with the queue.
+        """
+        if not self.blocks.is_prefix_cache_on:
+            return
+        for sequence in waiting.first(WINDOW) + waiting.next_behind(WINDOW, NUM_MATCHED_BEHIND):
+            num_matched = sequence.num_matched
+            self._match(sequence)
+            if sequence.num_matched != num_matched:
+                num_cached = sequence.num_matched * self.blocks.block_size
+                waiting.rekey(sequence, self._key(sequence, num_cached, cost_model))
 
     def learn_length(self, num_generated: int) -> None:
         """A request ended by itself after so many tokens: expect the next ones to do alike."""
@@ -35,31 +52,51 @@ class Outlook:
         self.expected_output_tokens += EXPECTATION_RATE * error
 
     def state(
-        self, prefilling: list[Sequence], decode_slots: NDArray[np.intp], now_us: int
+        self,
+        prefilling: list[Sequence],
+        num_waiting: int,
+        decode_slots: NDArray[np.intp],
+        *,
+        now_us: int,
+        cost_model: CostModel | None,
     ) -> PlannerState:
-        """Everything that the next plan depends on."""
-        forks = sum(s.num_choices - 1 for s in prefilling if s.is_admitted)
+        """Everything that the next plan depends on.
+
+        `prefilling` are the sequences that it may prefill, those admitted first, of all
+        `num_waiting` ones only the most urgent.
+        """
+        admitted = [sequence for sequence in prefilling if sequence.is_admitted]
+        forks = sum(sequence.num_choices - 1 for sequence in admitted)
         return PlannerState(
-            prefills=[self._prefill_state(sequence, now_us) for sequence in prefilling],
-            decodes=self._decode_state(decode_slots),
+            prefills=[self._prefill_state(sequence, now_us, cost_model) for sequence in prefilling],
+            decodes=self._decode_state(decode_slots, now_us),
+            num_unstarted=len(admitted) + num_waiting,
             num_free_blocks=self.blocks.num_free,
             num_blocks=self.blocks.num_blocks,
             num_free_slots=self.slots.num_free - forks,
             expected_output_tokens=self.expected_output_tokens,
         )
 
-    def _prefill_state(self, sequence: Sequence, now_us: int) -> PrefillState:
+    def _prefill_state(
+        self, sequence: Sequence, now_us: int, cost_model: CostModel | None
+    ) -> PrefillState:
         size = self.blocks.block_size
-        num_held, num_evictable = len(sequence.block_table), 0
-        num_computed = sequence.num_computed
-        if not sequence.is_admitted:
-            num_held, num_evictable = self._estimate_hit(sequence)
+        if sequence.is_admitted:
+            num_held, num_evictable = len(sequence.block_table), 0
+            num_computed = sequence.num_computed
+            key = self._key(sequence, num_computed, cost_model)
+        else:
+            if sequence.num_matched:  # it may have come into the window only now
+                self._match(sequence)
+            num_held = sequence.num_matched
+            num_evictable = self._num_evictable(sequence) if num_held else 0
             num_computed = num_held * size
+            key = sequence.key
         expected = self.blocks.blocks_for(sequence.num_tokens + self._growth_tokens(sequence))
         num_shared = sequence.num_tokens // size
         total = num_shared + sequence.num_choices * (expected - num_shared)
         return PrefillState(
-            key=self._key(sequence.request, num_computed),
+            key=key,
             num_computed=num_computed,
             num_remaining=sequence.num_tokens - num_computed,
             num_held=num_held,
@@ -72,7 +109,7 @@ class Outlook:
             waited_s=(now_us - sequence.added_us) * ONE_US,
         )
 
-    def _decode_state(self, decode_slots: NDArray[np.intp]) -> DecodeState:
+    def _decode_state(self, decode_slots: NDArray[np.intp], now_us: int) -> DecodeState:
         slots = self.slots
         size = self.blocks.block_size
         num_tokens = slots.num_tokens[decode_slots]
@@ -93,6 +130,8 @@ class Outlook:
             num_output_left=left,
             num_preemptions=num_preemptions,
             order=slots.order[decode_slots],
+            silent_s=(now_us - slots.last_us[decode_slots]).astype(np.float64) * ONE_US,
+            ahead_s=(slots.due_us[decode_slots] - now_us).astype(np.float64) * ONE_US,
         )
 
     def num_new_blocks(self, decode_slots: NDArray[np.intp]) -> NDArray[np.int32]:
@@ -109,21 +148,15 @@ class Outlook:
         expected = self.expected_output_tokens - sequence.num_generated
         return min(left, max(int(expected), MIN_GROWTH_TOKENS))
 
-    def _key(self, request: GenerateRequest, num_computed: int) -> float:
+    def _key(self, sequence: Sequence, num_computed: int, cost_model: CostModel | None) -> float:
         """The request's key, less the seconds of work that need not be done (again)."""
-        if self.cost_model is None or num_computed == 0:
+        request = sequence.request
+        if cost_model is None or num_computed == 0:
             return request.key
-        linear = self.cost_model.per_token_s * num_computed
-        saved_s = linear + self.cost_model.per_context_s * num_computed * num_computed / 2
-        return request.key - saved_s / request.weight
+        return request.key - cost_model.work_s(num_computed) / request.weight
 
-    def _estimate_hit(self, sequence: Sequence) -> tuple[int, int]:
-        """(blocks found, those of them that nobody references) without walking the whole chain.
-
-        A holder of a block holds its ancestors too, so references form a prefix of the chain.
-        """
-        if not self.blocks.is_prefix_cache_on:
-            return 0, 0
+    def _match(self, sequence: Sequence) -> None:
+        """Bring `num_matched` up to date from where it was, without walking the whole chain."""
         hashes = self.matchable_hashes(sequence)
         find = self.blocks.prefix_cache.find
         matched = sequence.num_matched
@@ -132,7 +165,15 @@ class Outlook:
         while matched < len(hashes) and find(hashes[matched]) is not None:
             matched += 1
         sequence.num_matched = matched
-        low, high = 0, matched
+
+    def _num_evictable(self, sequence: Sequence) -> int:
+        """Blocks of the hit that nobody references.
+
+        A holder of a block holds its ancestors too, so references form a prefix of the chain.
+        """
+        hashes = sequence.block_hashes
+        find = self.blocks.prefix_cache.find
+        low, high = 0, sequence.num_matched
         while low < high:
             middle = (low + high) // 2
             block = find(hashes[middle])
@@ -140,7 +181,7 @@ class Outlook:
                 low = middle + 1
             else:
                 high = middle
-        return matched, matched - low
+        return sequence.num_matched - low
 
     def matchable_hashes(self, sequence: Sequence) -> list[bytes]:
         """Hashes of the full blocks that a hit may cover: the last token is always computed."""

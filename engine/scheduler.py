@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from engine.batch import ScheduledChunk, StepBatch, build_batch
 from engine.block_manager import BlockManager
 from engine.messages import CostModel, GenerateRequest
-from engine.outlook import Outlook
-from engine.planner import Chunk, Limits, PlanFunction, plan
+from engine.outlook import WINDOW, Outlook
+from engine.plan import Chunk, Limits
+from engine.planner import PlanFunction, plan
 from engine.sequence import NO_SLOT, Sequence
 from engine.slots import SlotTable
+from engine.waiting import WaitingList
 
 
 class Scheduler:
@@ -34,11 +36,13 @@ class Scheduler:
         self.slots = slots
         self.limits = limits
         self.cost_model = cost_model
+        """What the next plan believes; None where only tokens can be counted."""
         self.policy = policy
-        self.outlook = Outlook(blocks, slots, cost_model)
+        self.outlook = Outlook(blocks, slots)
         self.num_preemptions = 0
-        self.prefilling: list[Sequence] = []
-        """Waiting, or paused between chunks."""
+        self.waiting = WaitingList()
+        self.paused: list[Sequence] = []
+        """Admitted, and between two chunks of their prompt."""
         self.by_slot: list[Sequence | None] = [None] * slots.num_slots
         self._next_order = 0
 
@@ -50,17 +54,16 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences that hold nothing yet, or nothing any more."""
-        return sum(not sequence.is_admitted for sequence in self.prefilling)
+        return len(self.waiting)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
-        return bool(self.prefilling) or bool(self.slots.is_decoding.any())
+        return bool(self.waiting or self.paused) or bool(self.slots.is_decoding.any())
 
     def sequences(self) -> list[Sequence]:
         """All of them."""
-        waiting = [sequence for sequence in self.prefilling if not sequence.is_admitted]
-        return waiting + [sequence for sequence in self.by_slot if sequence is not None]
+        return [*self.waiting, *(sequence for sequence in self.by_slot if sequence is not None)]
 
     def fits(self, request: GenerateRequest, context_length: int) -> bool:
         """Whether the request could run alone on this machine."""
@@ -72,20 +75,25 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Let the sequence wait for its prefill."""
-        self.prefilling.append(sequence)
+        self.waiting.add(sequence)
 
     def schedule(self, now_us: int) -> StepBatch:
         """The next step's batch; empty when there is nothing to compute."""
         while True:
             decode_slots = np.flatnonzero(self.slots.is_decoding)
-            step = self.policy(
-                self.outlook.state(self.prefilling, decode_slots, now_us),
-                self.limits,
-                self.cost_model,
+            self.outlook.match_prefixes(self.waiting, self.cost_model)
+            prefilling = self.paused + self.waiting.first(WINDOW)
+            state = self.outlook.state(
+                prefilling,
+                len(self.waiting),
+                decode_slots,
+                now_us=now_us,
+                cost_model=self.cost_model,
             )
-            victims = [self.prefilling[index] for index in step.preempted_prefills]
+            step = self.policy(state, self.limits, self.cost_model)
+            victims = [prefilling[index] for index in step.preempted_prefills]
             victims += self._in_slots(decode_slots[step.preempted_decodes].tolist())
-            chosen = [(self.prefilling[chunk.index], chunk) for chunk in step.chunks]
+            chosen = [(prefilling[chunk.index], chunk) for chunk in step.chunks]
             for victim in victims:
                 self._preempt(victim)
             batch = self._carry_out(chosen, decode_slots[step.decodes], now_us)
@@ -101,7 +109,7 @@ class Scheduler:
             sequence.num_computed += chunk.num_tokens
             self._name_blocks(sequence, first)
             if chunk.is_last:
-                self.prefilling.remove(sequence)
+                self.paused.remove(sequence)
             for slot in chunk.sample_slots:
                 self.slots.is_decoding[slot] = True
                 self.in_slot(slot).num_computed = sequence.num_computed
@@ -111,22 +119,26 @@ class Scheduler:
             sequence.num_computed = sequence.num_tokens
             self._name_blocks(sequence, sequence.num_tokens // size - 1)
 
-    def append(self, slot: int, token: int) -> Sequence:
-        """The token that was sampled for the sequence in `slot`."""
-        sequence = self.in_slot(slot)
-        sequence.num_computed = sequence.num_tokens
-        sequence.append(token)
-        self.slots.last_token[slot] = token
-        self.slots.num_tokens[slot] = sequence.num_tokens
-        self.slots.num_generated[slot] = sequence.num_generated
-        return sequence
+    def append(
+        self, slots: NDArray[np.intp], tokens: NDArray[np.int64], now_us: int
+    ) -> list[Sequence]:
+        """The tokens that were sampled for the sequences in `slots`, which are returned."""
+        pace_us = round(self.limits.pace_s * 1e6)
+        self.slots.note_tokens(slots, tokens, now_us=now_us, pace_us=pace_us)
+        sequences = self._in_slots(slots.tolist())
+        for sequence, token in zip(sequences, tokens.tolist(), strict=True):
+            sequence.append(token)
+        return sequences
 
     def remove(self, sequence: Sequence) -> None:
         """Forget the sequence and give back what it holds."""
-        if sequence.is_admitted:
-            self._release(sequence)
-        if sequence in self.prefilling:
-            self.prefilling.remove(sequence)
+        if not sequence.is_admitted:
+            if sequence in self.waiting:
+                self.waiting.remove(sequence)
+            return
+        if sequence in self.paused:
+            self.paused.remove(sequence)
+        self._release(sequence)
 
     def adjusted(self, batch: StepBatch) -> list[tuple[int, Sequence]]:
         """The sample rows whose logits change before a token is chosen, with their sequences."""
@@ -181,6 +193,8 @@ class Scheduler:
         if sequence.order == NO_SLOT:
             sequence.order = self._next_order
             self._next_order += 1
+        self.waiting.remove(sequence)
+        self.paused.append(sequence)
         self._take_slot(sequence)
         hit = self.blocks.match(self.outlook.matchable_hashes(sequence))
         self.blocks.share(hit)
@@ -267,11 +281,11 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Give its blocks back; it will be computed again from its tokens."""
-        self._release(sequence)
+        self.remove(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        if sequence not in self.prefilling:
-            self.prefilling.append(sequence)
+        sequence.key = sequence.request.key
+        self.waiting.add(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self.blocks.free(sequence.block_table)

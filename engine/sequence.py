@@ -33,6 +33,8 @@ class Sequence:
     """Tokens whose KV is in the cache."""
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    key: float = 0.0
+    """Its place among those that wait: the request's key, less the work that need not be done."""
     slot: int = NO_SLOT
     order: int = NO_SLOT
     """When it was first admitted; kept through preemption."""
@@ -77,6 +79,7 @@ class Sequence:
             choice=choice,
             token_ids=np.array(known, dtype=np.int32),
             num_tokens=len(known),
+            key=request.key,
             num_choices=num_choices,
             added_us=added_us,
         )
@@ -107,7 +110,8 @@ class Sequence:
         return self.token_ids[self.num_prompt_tokens : self.num_tokens]
 
     def append(self, token: int) -> None:
-        """One more sampled token."""
+        """One more sampled token, when the KV of all others is computed."""
+        self.num_computed = self.num_tokens
         if self.num_tokens == len(self.token_ids):
             grown = np.empty(self.num_tokens + max(64, self.num_tokens // 4), dtype=np.int32)
             grown[: self.num_tokens] = self.token_ids

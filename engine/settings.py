@@ -20,6 +20,8 @@ class EngineSettings(BaseSettings):
     """Compute threads on the CPU; 0 takes every core this process may use."""
     kernel_cache: Path = Path("var/kernels")
     """Where the compiled CPU kernels are kept; without a compiler plain torch computes."""
+    calibration_cache: Path = Path("var/calibration")
+    """Where measured cost models are kept, by model, precision, device and library versions."""
 
     # memory
     kv_cache_mib: int = Field(default=0, ge=0)
@@ -37,11 +39,17 @@ class EngineSettings(BaseSettings):
     max_step_tokens: int = Field(default=2048, ge=64)
     """Bound of the activations; also the whole budget while there is no cost model."""
     step_s: float = Field(default=0.15, gt=0)
-    """Prefill seconds that one step may add while sequences decode."""
+    """Seconds of prefill in one step while sequences decode."""
     idle_step_s: float = Field(default=0.3, gt=0)
-    """Prefill seconds of one step when nothing decodes; a new arrival waits at most this long."""
+    """Seconds of one step when nothing decodes; a new arrival waits at most this long."""
     gap_s: float = Field(default=0.4, gt=0)
-    """Longest predicted step, so the longest pause between two tokens of one stream."""
+    """Hard limit: longest predicted pause between two tokens of one stream."""
+    pace_s: float = Field(default=0.1, ge=0)
+    """Seconds per token that a stream may be slowed down to for others' prefills; 0: never."""
+    ride_share: float = Field(default=0.6, ge=0)
+    """Decodes join a prefill step that they make longer by less than this part of their own."""
+    crowded_share: float = Field(default=0.85, ge=0, le=1)
+    """Part of the KV cache in use from which no decode is put off: it holds memory meanwhile."""
     prefill_share: float = Field(default=0.7, gt=0, lt=1)
     """Part of a mixed step that prefill may take when the decodes alone take long."""
     paused_share: float = Field(default=0.25, gt=0, le=1)

@@ -5,6 +5,7 @@ columns, so that no Python runs per sequence before the forward pass.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.messages import Sampling
 
@@ -33,6 +34,11 @@ class SlotTable:
         self.num_preemptions = np.zeros(num_slots, dtype=np.int32)
         self.order = np.zeros(num_slots, dtype=np.int64)
         """When it was first admitted; the lowest is never preempted."""
+        # how a stream flows, in microseconds of the engine's clock
+        self.last_us = np.zeros(num_slots, dtype=np.int64)
+        """When its last token was sampled."""
+        self.due_us = np.zeros(num_slots, dtype=np.int64)
+        """When its next token is late by its pace; 0 before the first one."""
         # how to choose
         self.temperature = np.zeros(num_slots, dtype=np.float32)
         self.top_p = np.ones(num_slots, dtype=np.float32)
@@ -61,6 +67,7 @@ class SlotTable:
         self.is_adjusted[slot] = changes_logits(sampling)
         self.is_last_block_shared[slot] = False
         self.num_blocks[slot] = 0
+        self.due_us[slot] = 0
         return slot
 
     def give_back(self, slot: int) -> None:
@@ -74,6 +81,17 @@ class SlotTable:
         start = self.num_blocks[slot]
         self.block_tables[slot, start : start + len(blocks)] = blocks
         self.num_blocks[slot] = start + len(blocks)
+
+    def note_tokens(
+        self, slots: NDArray[np.intp], tokens: NDArray[np.int64], *, now_us: int, pace_us: int
+    ) -> None:
+        """One more sampled token of each of `slots`, no slot twice."""
+        self.last_token[slots] = tokens
+        self.num_tokens[slots] += 1
+        self.num_generated[slots] += 1
+        self.last_us[slots] = now_us
+        due_us = self.due_us[slots]
+        self.due_us[slots] = np.where(due_us == 0, now_us, due_us) + pace_us
 
 
 def signed_64(value: int) -> int:

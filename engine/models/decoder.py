@@ -8,6 +8,7 @@ The residual stream h is fp32 in every precision: bf16 rounding of a sum that ru
 layers costs more accuracy than that of any product (8 times the KL divergence when measured).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,12 +75,21 @@ class Decoder:
                 config.num_layers, config.num_kv_heads, config.head_dim, self.dtype
             ),
             load_report=f"fused decoder: {config.model_type} has the Llama structure",
+            weight_bytes=sum(
+                projection.in_features * projection.out_features * projection.dtype.itemsize
+                for projection in self._projections()
+            ),
         )
 
     @property
     def device(self) -> torch.device:
         """Where its weights are."""
         return self._device
+
+    def _projections(self) -> Iterator[PackedLinear]:
+        for layer in self.layers:
+            yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
+        yield self.head
 
     def create_kv_cache(self, num_blocks: int) -> PagedKVCache:
         """A zero-filled KV cache of its shape."""

@@ -19,6 +19,8 @@ class ModelSpec:
     """KV cache bytes of one block over all layers."""
     load_report: str
     """Which tier and why, for the operator."""
+    weight_bytes: int = 0
+    """Weights that every step reads; 0 where the model cannot tell."""
 
 
 class KVBlocks(Protocol):

@@ -58,6 +58,7 @@ class Wiring:
             "NCOMPASS_ACCOUNTS_PUBLIC_BASE_URL": self.origin,
             "NCOMPASS_WEB_COOKIE_SECRET": self.secrets.cookie_secret,
             "NCOMPASS_ENGINE_KERNEL_CACHE": str(self.var / "kernels"),
+            "NCOMPASS_ENGINE_CALIBRATION_CACHE": str(self.var / "calibration"),
         }
         fixed = {
             "NCOMPASS_VAR": str(self.var),

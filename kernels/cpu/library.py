@@ -62,6 +62,8 @@ class CpuLibrary:
     """
 
     def __init__(self, path: Path, num_threads: int, native_bf16_dot: bool | None = None) -> None:
+        self.path = path
+        """The shared object; its name says which sources and machine it was built for."""
         self._library = ctypes.CDLL(str(path))
         self._rms_norm = self._bind("rms_norm")
         self._silu_and_mul = self._bind("silu_and_mul")

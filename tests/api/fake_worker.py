@@ -218,5 +218,7 @@ class FakeWorker:
             context_length=8192,
             num_running=len(self._sequences),
             num_steps=step,
-            cost_model=CostModel(base_s=0.01, per_token_s=1e-4, per_context_s=1e-8),
+            cost_model=CostModel(
+                base_s=0.01, per_token_s=1e-4, per_prefill_context_s=1e-8, per_decode_context_s=1e-8
+            ),
         )

@@ -19,7 +19,9 @@ from tests.engine.fake_model import FakeModel, next_token
 
 NUM_BLOCKS = 7
 POISON = 511
-COST = CostModel(base_s=1e-3, per_token_s=1e-3, per_context_s=1e-7)
+COST = CostModel(
+    base_s=1e-3, per_token_s=1e-3, per_prefill_context_s=1e-7, per_decode_context_s=1e-7
+)
 TAILS = [[tail] * (7 * tail % 60 + 1) for tail in range(6)]
 
 

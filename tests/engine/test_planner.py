@@ -3,22 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from engine.deferral import prefill_budget_s
 from engine.messages import CostModel
-from engine.planner import (
-    Chunk,
-    DecodeState,
-    Limits,
-    Plan,
-    PlannerState,
-    PrefillState,
-    decode_seconds,
-    plan,
-    prefill_budget_s,
-)
+from engine.plan import Chunk, DecodeState, Limits, Plan, PlannerState, PrefillState
+from engine.planner import plan
 
 SIZE = 64
 LIMITS = Limits(
@@ -27,11 +18,16 @@ LIMITS = Limits(
     step_s=0.15,
     idle_step_s=0.3,
     gap_s=0.4,
+    pace_s=0.1,
+    ride_share=0.6,
+    crowded_share=0.85,
     prefill_share=0.7,
     paused_share=0.25,
     backfill_lock_s=5.0,
 )
-COST = CostModel(base_s=0.01, per_token_s=1e-3, per_context_s=1e-6)
+COST = CostModel(
+    base_s=0.01, per_token_s=1e-3, per_prefill_context_s=1e-6, per_decode_context_s=1e-6
+)
 
 
 def prefill(
@@ -63,7 +59,12 @@ def prefill(
 
 
 def decodes(
-    contexts: list[int], orders: list[int] | None = None, num_growth: int = 1
+    contexts: list[int],
+    orders: list[int] | None = None,
+    num_growth: int = 1,
+    *,
+    silent_s: float = 0.0,
+    ahead_s: float = 0.0,
 ) -> DecodeState:
     """Decoding sequences; one whose last block is full needs another."""
     context_lens = np.array(contexts, dtype=np.int32)
@@ -78,6 +79,8 @@ def decodes(
         num_output_left=np.full(len(contexts), 256, dtype=np.int32),
         num_preemptions=np.zeros(len(contexts), dtype=np.int32),
         order=np.array(orders or range(100, 100 + len(contexts)), dtype=np.int64),
+        silent_s=np.full(len(contexts), silent_s),
+        ahead_s=np.full(len(contexts), ahead_s),
     )
 
 
@@ -94,6 +97,7 @@ def state(
     return PlannerState(
         prefills=prefills,
         decodes=decoding,
+        num_unstarted=len(prefills),
         num_free_blocks=num_blocks - held,
         num_blocks=num_blocks,
         num_free_slots=num_free_slots,
@@ -109,7 +113,13 @@ def states(draw: st.DrawFn) -> PlannerState:
     num_waiting = draw(st.integers(0, 4))
     num_paused = draw(st.integers(0, 3))
     orders = draw(st.permutations(range(len(contexts) + num_paused)))
-    decoding = decodes(contexts, list(orders[num_paused:]), draw(st.integers(0, 6)))
+    decoding = decodes(
+        contexts,
+        list(orders[num_paused:]),
+        draw(st.integers(0, 6)),
+        silent_s=draw(st.sampled_from([0.0, 0.05, 0.3])),
+        ahead_s=draw(st.sampled_from([-0.1, 0.05, 9.0])),
+    )
     lengths = st.integers(1, 900)
     prefills = [
         prefill(
@@ -144,12 +154,12 @@ def new_blocks(prefill_state: PrefillState, num_tokens: int) -> int:
 
 
 def seconds(current: PlannerState, made: Plan) -> float:
-    """Predicted seconds of the chunks, token by token."""
-    total = 0.0
+    """Predicted seconds of a step with the chunks alone, token by token."""
+    total = COST.base_s
     for chunk in made.chunks:
         start = current.prefills[chunk.index].num_computed
         reads = (start + token + 0.5 for token in range(chunk.num_tokens))
-        total += sum(COST.per_token_s + COST.per_context_s * read for read in reads)
+        total += sum(COST.per_token_s + COST.per_prefill_context_s * read for read in reads)
     return total
 
 
@@ -175,8 +185,7 @@ def test_a_plan_takes_no_more_than_there_is(current: PlannerState, is_calibrated
 @given(states())
 def test_a_step_stays_within_its_seconds(current: PlannerState) -> None:
     made = plan(current, LIMITS, COST)
-    decodes_s = decode_seconds(current.decodes, COST)
-    budget = prefill_budget_s(len(current.decodes), decodes_s, LIMITS)
+    budget = prefill_budget_s(current.decodes, LIMITS, COST)
     if len(made.chunks) > 1 or (made.chunks and made.chunks[0].num_tokens > SIZE):
         assert seconds(current, made) <= budget * 1.001
 
@@ -190,9 +199,8 @@ def test_everyone_is_computed_or_preempted_once_and_the_first_one_never_is(
     chunks = [chunk.index for chunk in made.chunks]
     assert len(set(chunks)) == len(chunks)
     assert not set(chunks) & set(made.preempted_prefills)
-    assert sorted([*made.decodes.tolist(), *made.preempted_decodes]) == list(
-        range(len(current.decodes))
-    )
+    touched = sorted([*made.decodes.tolist(), *made.preempted_decodes])
+    assert touched == list(range(len(current.decodes))) or (made.chunks and not touched)
     assert all(current.prefills[index].is_admitted for index in made.preempted_prefills)
     orders = [p.order for p in current.prefills if p.is_admitted]
     orders += current.decodes.order.tolist()
@@ -299,15 +307,3 @@ def test_prefills_that_hold_all_blocks_among_them_give_way() -> None:
     second = prefill(0.5, 200, num_computed=SIZE * 2, order=1)
     made = plan(state([first, second], num_blocks=4), LIMITS, COST)
     assert made.preempted_prefills == [1]
-
-
-@pytest.mark.parametrize(("num_decodes", "decodes_s"), [(0, 0.0), (1, 0.001), (64, 0.2), (512, 9)])
-def test_the_prefill_budget_keeps_streams_within_the_gap(
-    num_decodes: int, decodes_s: float
-) -> None:
-    budget = prefill_budget_s(num_decodes, decodes_s, LIMITS)
-    assert budget > 0
-    if num_decodes and decodes_s < LIMITS.gap_s - LIMITS.step_s:
-        assert budget >= LIMITS.step_s
-    if num_decodes:
-        assert budget + decodes_s <= max(LIMITS.gap_s, decodes_s + LIMITS.step_s / 4) + 1e-9

@@ -49,6 +49,7 @@ def start(checkpoint: Path, clean_redis: str) -> Iterator[Start]:
             "NCOMPASS_ENGINE_NUM_THREADS": "1",
             "NCOMPASS_ENGINE_KV_CACHE_MIB": "64",
             "NCOMPASS_ENGINE_KERNEL_CACHE": "/tmp/ncompass-test-kernels",
+            "NCOMPASS_ENGINE_CALIBRATION_CACHE": "/tmp/ncompass-test-calibration",
             "NCOMPASS_ENGINE_DRAIN_TIMEOUT_S": "20",
         }
         command = [sys.executable, "-m", "engine.worker", "--model", MODEL]
@@ -111,7 +112,7 @@ async def test_a_worker_answers_tells_of_itself_and_idles(
     assert (heartbeat.pid, heartbeat.dtype, heartbeat.revision) == (process.pid, "fp32", "r1")
     assert heartbeat.free_kv_tokens == heartbeat.total_kv_tokens > 0
     assert heartbeat.cost_model is not None
-    assert heartbeat.cost_model.prefill_s(100) > 0
+    assert heartbeat.cost_model.work_s(100) > 0
 
     prompts = [list(range(start_at, start_at + 20 + start_at)) for start_at in range(4)]
     new = [asked(f"r{index}", 30, prompt) for index, prompt in enumerate(prompts)]
