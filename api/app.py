@@ -14,6 +14,7 @@ from api.routes import (
     credits,  # noqa: A004 - the thing's own name
     health,
     keys,
+    messages,
     model_requests,
     models,
     signup,
@@ -25,6 +26,7 @@ ROUTERS = (
     models.router,
     chat_completions.router,
     completions.router,
+    messages.router,
     signup.router,
     credits.router,
     keys.router,
@@ -60,7 +62,7 @@ def create_app(services: Services) -> FastAPI:
         allow_origins=["*"],
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after", "x-should-retry"],
+        expose_headers=["x-request-id", "request-id", "retry-after", "x-should-retry"],
         max_age=86_400,
     )
     return application

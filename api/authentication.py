@@ -1,4 +1,6 @@
-"""Who is asking: a bearer key in `Authorization`, and nothing else. Cookies are never read here.
+"""Who is asking: a key in `Authorization` or, as Anthropic's clients send it, in `x-api-key`.
+
+Cookies are never read here.
 
 Runs before the body is read, so that a stranger cannot make us parse anything.
 """
@@ -15,11 +17,13 @@ from api.errors import KeyMissing, ScopeMissing
 KEY_LENGTH_MAX = 512
 
 
-def bearer_key(request: Request) -> str:
-    """The key of the `Authorization: Bearer …` header. Raises KeyMissing."""
+def sent_key(request: Request) -> str:
+    """The key of the `Authorization: Bearer …` header, else of `x-api-key`. Raises KeyMissing."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        key = request.headers.get("x-api-key", "")
     key = key.strip()
-    if scheme.lower() != "bearer" or not key or len(key) > KEY_LENGTH_MAX:
+    if not key or len(key) > KEY_LENGTH_MAX:
         raise KeyMissing("Send your API key as 'Authorization: Bearer sk_ncompass_…'.")
     return key
 
@@ -28,7 +32,7 @@ def _require(scope: str | None) -> Callable[[Request], Awaitable[Principal]]:
     """A dependency that answers with the caller, who must hold `scope` (None: any live key)."""
 
     async def authenticate(request: Request) -> Principal:
-        principal = await services_of(request).key_cache.authenticate(bearer_key(request))
+        principal = await services_of(request).key_cache.authenticate(sent_key(request))
         if scope is not None and scope not in principal.scopes:
             raise ScopeMissing(f"This key does not have the scope '{scope}'.", scope=scope)
         return principal

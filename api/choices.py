@@ -1,4 +1,4 @@
-"""Tokens of one choice become text: whole characters, stop strings, log-probabilities.
+"""Tokens of one choice become what it says: whole characters, stop strings, calls, logprobs.
 
 The gateway owns text and the worker owns ids. What counts as output is what was accepted here: a
 token after the stop string is neither shown nor billed.
@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from api.outputs.deltas import Delta, TextDelta
+from api.outputs.reading import PLAIN, Reading
 from engine.messages import FinishReason, TokenFrame, TokenLogprob
 from engine.tokenization import Tokenizer
 from engine.tokenization.detokenizer import IncrementalDetokenizer
 from engine.tokenization.stop_strings import StopStrings
 
-TextFinish = Literal["stop", "length"]
+TextFinish = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +34,34 @@ class Piece:
     """What one frame added to one choice that may be shown now."""
 
     choice: int
-    text: str
+    deltas: tuple[Delta, ...] = ()
     tokens: tuple[ShownToken, ...] = ()
     finish_reason: TextFinish | None = None
+    stop: str | None = None
+    """The stop string that ended it."""
 
 
 class Choice:
-    """The text of one choice, grown frame by frame."""
+    """The text of one choice, grown frame by frame, and what it is read as."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        stops: tuple[str, ...],
+        reading: Reading = PLAIN,
+    ) -> None:
         self.index = index
         self.finish_reason: TextFinish | None = None
         self.num_tokens = 0
         """Tokens accepted into the answer, an end-of-sequence token included: what is billed."""
+        self.num_reasoning_tokens = 0
+        """Those of them that are reasoning, its markers included."""
         self._tokenizer = tokenizer
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._parser = None if reading.is_plain else reading.parser()
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, tokenizer.special_ids(reading.markers)
+        )
         self._stops = StopStrings(stops) if stops else None
         self._held_tokens: list[ShownToken] = []
         self._num_token_bytes = 0
@@ -57,34 +72,51 @@ class Choice:
         """The new text of `frame`; None when nothing may be shown yet, or the choice has ended."""
         if self.finish_reason is not None:
             return None
-        text = self._accept_tokens(frame)
+        deltas = self._accept_tokens(frame)
         if self.finish_reason is None and frame.finish_reason is not None:
-            text += self._flush()
+            text = self._flush()
             # A stop string may be completed by the very last characters.
             self.finish_reason = self.finish_reason or _text_finish(frame.finish_reason)
-        return self._piece(text)
+            deltas += self._read(text)
+        if self.finish_reason is not None and self._parser is not None:
+            deltas += self._parser.end()
+            if self._parser.has_calls and self.finish_reason == "stop":
+                self.finish_reason = "tool_calls"
+        return self._piece(tuple(deltas))
 
-    def _accept_tokens(self, frame: TokenFrame) -> str:
-        text = ""
+    def _accept_tokens(self, frame: TokenFrame) -> list[Delta]:
+        deltas: list[Delta] = []
         for token_ids, logprobs in self._steps(frame):
             self.num_tokens += len(token_ids)
             self._hold_tokens(token_ids, logprobs)
-            text += self._through_stops(self._detokenizer.append(token_ids))
+            was_reasoning = self._parser is not None and self._parser.is_reasoning
+            deltas += self._read(self._through_stops(self._detokenizer.append(token_ids)))
+            if self._parser is not None:
+                is_reasoning = was_reasoning or self._parser.is_reasoning
+                self.num_reasoning_tokens += len(token_ids) * is_reasoning
+                if self._parser.is_satisfied:
+                    self.finish_reason = self.finish_reason or "stop"
             if self.finish_reason is not None:
                 break
         if frame.stop_token_id is not None and self.finish_reason is None:
             self.num_tokens += 1
-        return text
+        return deltas
+
+    def _read(self, text: str) -> tuple[Delta, ...]:
+        self._num_text_bytes += len(text.encode())
+        if self._parser is not None:
+            return self._parser.push(text)
+        return (TextDelta(text),) if text else ()
 
     def _steps(
         self, frame: TokenFrame
     ) -> Iterator[tuple[tuple[int, ...], tuple[TokenLogprob, ...]]]:
-        """The frame's text tokens; one by one where a stop string may cut between them."""
+        """The frame's text tokens; one by one where the text may end between them."""
         token_ids = frame.token_ids
         if frame.stop_token_id is not None and token_ids and token_ids[-1] == frame.stop_token_id:
             token_ids = token_ids[:-1]
         logprobs = frame.logprobs or ()
-        if self._stops is None:
+        if self._stops is None and self._parser is None:
             if token_ids:
                 yield token_ids, logprobs[: len(token_ids)]
             return
@@ -116,14 +148,14 @@ class Choice:
             self._held_tokens.append(ShownToken(token, entry.logprob, top, self._num_token_bytes))
             self._num_token_bytes += len(token)
 
-    def _piece(self, text: str) -> Piece | None:
-        if not text and self.finish_reason is None:
+    def _piece(self, deltas: tuple[Delta, ...]) -> Piece | None:
+        if not deltas and self.finish_reason is None:
             return None
-        self._num_text_bytes += len(text.encode())
         tokens: tuple[ShownToken, ...] = ()
         if self._has_logprobs:
             tokens = self._tokens_of_text()
-        return Piece(self.index, text, tokens, self.finish_reason)
+        stop = self._stops.matched if self._stops is not None else None
+        return Piece(self.index, deltas, tokens, self.finish_reason, stop)
 
     def _tokens_of_text(self) -> tuple[ShownToken, ...]:
         """The held tokens whose text has begun to be shown; at the end, the rest is the stop's."""

@@ -8,6 +8,7 @@ PlatformError
 ├── KeyMissing             401  no bearer key
 ├── ScopeMissing           403  the key may not do this
 ├── UnknownObject          404  no such thing, or not yours
+├── StructureRefused       400  the form that the answer must have cannot be compiled
 ├── GenerationFailed       503  the worker gave up: our fault, nothing is charged
 ├── SettlementDelayed      503  the answer is ready but its charge could not be recorded yet
 └── ServiceClosing         503  this process is shutting down
@@ -73,6 +74,10 @@ class UnknownObject(PlatformError):
     code = "not_found"
 
 
+class StructureRefused(PlatformError):
+    code = "invalid_structure"
+
+
 class GenerationFailed(PlatformError):
     code = "generation_failed"
 
@@ -83,6 +88,20 @@ class SettlementDelayed(PlatformError):
 
 class ServiceClosing(PlatformError):
     code = "server_closing"
+
+
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    503: "overloaded_error",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +121,20 @@ class ErrorAnswer:
         error = {"message": self.message, "type": self.type, "param": self.param}
         return msgspec.json.encode({"error": error | {"code": self.code} | dict(self.facts)})
 
-    def response(self) -> Response:
-        """The same as a response of its own."""
-        return Response(
-            self.envelope(), self.status, dict(self.headers), media_type="application/json"
+    def anthropic_envelope(self, request_id: str | None = None) -> bytes:
+        """The same in the form that Anthropic's clients read."""
+        error = {"type": ANTHROPIC_TYPES.get(self.status, "api_error"), "message": self.message}
+        told = {"param": self.param, "code": self.code} | dict(self.facts)
+        return msgspec.json.encode(
+            {"type": "error", "error": error | told, "request_id": request_id}
         )
+
+    def response(self, scope: Scope) -> Response:
+        """The same as a response of its own, in the form of the protocol that was addressed."""
+        body = self.envelope()
+        if scope["path"].startswith(ANTHROPIC_PATH):
+            body = self.anthropic_envelope(scope.get("state", {}).get("request_id"))
+        return Response(body, self.status, dict(self.headers), media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +157,7 @@ RENDERINGS: dict[type[PlatformError], Rendering] = {
     BodyTooLarge: Rendering(413),
     UnsupportedEncoding: Rendering(415),
     UnknownObject: Rendering(404),
+    StructureRefused: Rendering(400, param="response_format"),
     # who you are
     KeyMissing: Rendering(401),
     accounts.InvalidKey: Rendering(401),
@@ -270,8 +299,8 @@ HTTP_MESSAGES = {
 
 async def _answer_expected(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
-        return invalid_fields(error.errors()).response()
-    return answer(error).response()
+        return invalid_fields(error.errors()).response(request.scope)
+    return answer(error).response(request.scope)
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:
@@ -280,7 +309,7 @@ async def _answer_http(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     return ErrorAnswer(
         error.status_code, message, "invalid_request_error", headers=headers
-    ).response()
+    ).response(request.scope)
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:
@@ -345,4 +374,4 @@ class ErrorBoundary:
             )
             if is_started:
                 raise ConnectionAbortedError("the response had already started") from None
-            await answer(error).response()(scope, receive, send)
+            await answer(error).response(scope)(scope, receive, send)

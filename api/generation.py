@@ -11,7 +11,7 @@ import structlog
 
 from api.choices import Choice, Piece
 from api.dependencies import Services
-from api.errors import GenerationFailed, SettlementDelayed, locations
+from api.errors import GenerationFailed, SettlementDelayed, StructureRefused, locations
 from api.errors import answer as answer_to
 from api.placement import Order, Placement, place
 from api.streaming import Answer, ClientGone
@@ -35,7 +35,8 @@ class Generation:
         self._services = services
         self._order = order
         self._choices = [
-            Choice(index, order.tokenizer, order.stop_strings) for index in range(order.num_choices)
+            Choice(index, order.tokenizer, order.stop_strings, order.reading)
+            for index in range(order.num_choices)
         ]
         self._placement: Placement | None = None
         self._abort_outcome: Outcome | None = None
@@ -94,8 +95,8 @@ class Generation:
             self._interruptible = None
             await self._end_placing(placing)
             return self._abort_outcome or PLATFORM_FAULT, None
-        except ClientGone as gone:
-            return ABORTED, gone
+        except (ClientGone, StructureRefused) as ended:
+            return ABORTED, ended
         except Exception as error:
             return PLATFORM_FAULT, error
         finally:
@@ -113,13 +114,17 @@ class Generation:
     async def _follow(self, placement: Placement, answer: Answer) -> None:
         """Turn frames into text until every choice has ended."""
         frame = await self._first_frame(placement, answer)
+        if frame.is_accepted:
+            answer.accept()
+            frame = await self._first_frame(placement, answer)
+        piece = self._accept(frame)
+        answer.begin(self._num_cached_tokens)
         while True:
-            piece = self._accept(frame)
             if piece is not None:
                 await answer.add(piece)
             if all(choice.finish_reason is not None for choice in self._choices):
                 return
-            frame = await self._next_frame(placement)
+            piece = self._accept(await self._next_frame(placement))
 
     async def _first_frame(self, placement: Placement, answer: Answer) -> TokenFrame:
         """Wait for our turn, and tell the caller about the wait.
@@ -168,6 +173,8 @@ class Generation:
 
     def _accept(self, frame: TokenFrame) -> Piece | None:
         """Note what the frame tells and pass its tokens on. Raises GenerationFailed."""
+        if frame.is_refused:
+            raise StructureRefused(str(frame.error))
         now_s = time.monotonic()
         if self._first_frame_at_s is None:
             self._first_frame_at_s = now_s
@@ -285,6 +292,7 @@ class Generation:
             charge_nano_usd=settlement.charge_nano_usd,
             available_nano_usd=settlement.available_nano_usd,
             timings=self._timings(),
+            reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
 
     async def _tell_failure(self, answer: Answer, error: Exception) -> None:

@@ -1,75 +1,125 @@
-"""From a validated body to a running generation; shared by the routes that generate."""
+"""From a validated body to a running generation; shared by the routes of every protocol."""
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from accounts.principal import Principal
+from api.body import Body, read_json
 from api.catalogue import Listing
+from api.conversation import Conversation
 from api.dependencies import Services
-from api.formats import Format
+from api.formats import AnswerHead, FormatFactory
 from api.generation import ABORTED, PLATFORM_FAULT, Generation
+from api.outputs.reading import PLAIN, Reading
 from api.placement import Order
-from api.schemas.sampling import GenerationBody
+from api.schemas.sampling import SamplingBody, stop_strings
 from api.streaming import Answer, StreamedAnswer, WholeAnswer
-from engine.tokenization import Tokenizer
+from api.tokenizers import LoadedTokenizer
+from engine.messages import Structure
 
-FormatFactory = Callable[..., Format]
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a caller asked for beside the sampling, in the words of no protocol."""
+
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    num_choices: int = 1
+    num_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a request arrived, by the clock on the wall and by the one that never jumps."""
+    """A request that has been let in: when it came, and who sent it."""
 
     utc_us: int
     monotonic_s: float
+    principal: Principal
 
     @classmethod
-    def now(cls, services: Services) -> "Arrival":
-        """This moment."""
-        return cls(services.clock(), time.monotonic())
+    def now(cls, services: Services, principal: Principal) -> "Arrival":
+        """At this moment. Raises ServiceClosing once shutdown has begun."""
+        services.running.require_open()
+        return cls(services.clock(), time.monotonic(), principal)
 
 
-def order_of(
-    body: GenerationBody,
-    *,
-    request_id: str,
-    arrival: Arrival,
-    principal: Principal,
-    listing: Listing,
-    tokenizer: Tokenizer,
-    prompt_token_ids: list[int],
-    output_limit: int | None,
-    num_logprobs: int | None,
-) -> Order:
-    """The order for a validated body. Raises InvalidRequest for ids outside of the vocabulary.
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """A body that has been read, with the model that it asks for."""
 
-    An output limit beyond what the context leaves is clamped to that; without one, the answer may
-    run to the end of the context.
-    """
-    room = listing.model.context_length - len(prompt_token_ids)
-    return Order(
-        request_id=request_id,
-        principal=principal,
-        listing=listing,
-        tokenizer=tokenizer,
-        prompt_token_ids=prompt_token_ids,
-        sampling=body.sampling(
-            vocab_size=tokenizer.vocab_size,
-            eos_token_ids=tokenizer.eos_token_ids,
-            num_logprobs=num_logprobs,
-        ),
-        num_choices=body.n,
-        max_tokens=min(output_limit or room, room),
-        stop_strings=body.stop_strings,
-        is_streamed=body.stream,
-        arrived_at_us=arrival.utc_us,
-        arrived_at_s=arrival.monotonic_s,
-    )
+    services: Services
+    arrival: Arrival
+    body: SamplingBody
+    listing: Listing
+    loaded: LoadedTokenizer
+
+    async def chat_order(
+        self, request_id: str, conversation: Conversation, limits: Limits
+    ) -> Order:
+        """The order for a conversation. Raises PromptTooLong, TemplateRejected, InvalidRequest."""
+        token_ids = await self.loaded.encode_chat(conversation)
+        max_tokens = limits.max_tokens or self.services.settings.default_max_tokens
+        limits = replace(limits, max_tokens=max_tokens)
+        return self.order(
+            request_id,
+            token_ids,
+            limits,
+            reading=conversation.reading(self.loaded.tokenizer, token_ids),
+            structure=conversation.structure,
+        )
+
+    def order(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        limits: Limits,
+        *,
+        reading: Reading = PLAIN,
+        structure: Structure | None = None,
+    ) -> Order:
+        """The order for a prompt of ids. Raises InvalidRequest for ids that the model has not.
+
+        An output limit beyond what the context leaves is clamped to that; without one, the answer
+        may run to the end of the context.
+        """
+        tokenizer = self.loaded.tokenizer
+        room = self.listing.model.context_length - len(prompt_token_ids)
+        return Order(
+            request_id=request_id,
+            principal=self.arrival.principal,
+            listing=self.listing,
+            tokenizer=tokenizer,
+            prompt_token_ids=prompt_token_ids,
+            sampling=self.body.sampling(
+                vocab_size=tokenizer.vocab_size,
+                eos_token_ids=tokenizer.eos_token_ids,
+                num_logprobs=limits.num_logprobs,
+            ),
+            num_choices=limits.num_choices,
+            max_tokens=min(limits.max_tokens or room, room),
+            stop_strings=stop_strings(limits.stops),
+            is_streamed=self.body.stream,
+            arrived_at_us=self.arrival.utc_us,
+            arrived_at_s=self.arrival.monotonic_s,
+            reading=reading,
+            structure=structure,
+        )
+
+
+async def take_in(services: Services, arrival: Arrival, body: SamplingBody) -> Intake:
+    """Find the model that `body` asks for. Raises ModelNotFound."""
+    listing = await services.catalogue.find(body.model)
+    return Intake(services, arrival, body, listing, await services.tokenizers.get(listing.model))
+
+
+async def read(request: Request, schema: type[Body], services: Services) -> Body:
+    """The body as `schema`. Raises InvalidRequest and pydantic's ValidationError."""
+    return await read_json(request, schema, services.settings)
 
 
 class GenerationResponse(Response):
@@ -80,18 +130,26 @@ class GenerationResponse(Response):
     """
 
     def __init__(
-        self, services: Services, order: Order, body: GenerationBody, format_of: FormatFactory
+        self,
+        services: Services,
+        order: Order,
+        model: str,
+        format_of: FormatFactory,
+        *,
+        include_usage: bool = True,
     ) -> None:
         super().__init__()
         self._services = services
         self._order = order
-        self._include_usage = body.include_usage
         self._format = format_of(
-            response_id=order.request_id,
-            created_s=order.arrived_at_us // 1_000_000,
-            model=body.model,
-            include_usage=body.include_usage,
-            has_logprobs=order.sampling.num_logprobs is not None,
+            AnswerHead(
+                response_id=order.request_id,
+                created_s=order.arrived_at_us // 1_000_000,
+                model=model,
+                include_usage=include_usage,
+                has_logprobs=order.sampling.num_logprobs is not None,
+                num_prompt_tokens=len(order.prompt_token_ids),
+            )
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,8 +180,8 @@ class GenerationResponse(Response):
         return StreamedAnswer(
             send,
             self._format,
-            include_usage=self._include_usage,
             send_timeout_s=self._services.settings.send_timeout_s,
+            may_start=self._order.structure is None,
         )
 
 

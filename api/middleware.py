@@ -26,7 +26,9 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                headers["request-id"] = request_id  # the name that Anthropic's clients read
             await send(message)
 
         with structlog.contextvars.bound_contextvars(http_request_id=request_id):

@@ -13,11 +13,12 @@ import structlog
 from accounts.principal import Principal
 from api.catalogue import Listing
 from api.dependencies import Services
+from api.outputs.reading import PLAIN, Reading
 from billing.hold_operations import AdmitHold, Hold
 from common.errors import PlatformError
 from engine.broker.stream import RequestStream
 from engine.cost_model import UNCALIBRATED, queue_price
-from engine.messages import CostModel, GenerateRequest, Sampling
+from engine.messages import CostModel, GenerateRequest, Sampling, Structure
 from engine.tokenization import Tokenizer
 
 log = structlog.get_logger()
@@ -42,6 +43,10 @@ class Order:
     """UTC."""
     arrived_at_s: float
     """Of the monotonic clock."""
+    reading: Reading = PLAIN
+    """How the text is to be read."""
+    structure: Structure | None = None
+    """The form that it must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,7 @@ async def _engine_request(services: Services, order: Order) -> GenerateRequest:
         key=price.key,
         work_s=price.work_s,
         num_choices=order.num_choices,
+        structure=order.structure,
     )
 
 

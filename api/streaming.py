@@ -12,6 +12,7 @@ from starlette.types import Send
 from api.choices import Piece
 from api.errors import ErrorAnswer
 from api.formats import Format
+from api.outputs.deltas import merged
 from api.summary import Summary
 from common.errors import PlatformError
 from engine.broker.positions import QueuePosition
@@ -22,7 +23,6 @@ STREAM_HEADERS = [
     # nginx would collect the events of a stream otherwise.
     (b"x-accel-buffering", b"no"),
 ]
-DONE = b"data: [DONE]\n\n"
 WAIT_IS_OVER = b": started\n\n"
 """Sent in one piece with the first event after a wait. Clients that strip every chunk they read
 (vLLM's benchmark does) lose the empty line that ends a comment, and would take the first events
@@ -43,6 +43,12 @@ class Answer(Protocol):
     async def report_queue(self, place: QueuePosition) -> None:
         """Tell a waiting caller where it stands."""
 
+    def accept(self) -> None:
+        """The form that the answer must have is compiled: it may start."""
+
+    def begin(self, num_cached_tokens: int) -> None:
+        """The prompt is computed; so much of it was known already."""
+
     async def add(self, piece: Piece) -> None:
         """New text of one choice. Raises ClientGone."""
 
@@ -57,44 +63,48 @@ class StreamedAnswer:
     """Server-sent events; each piece leaves as soon as it is there."""
 
     def __init__(
-        self, send: Send, answer_format: Format, *, include_usage: bool, send_timeout_s: float
+        self, send: Send, answer_format: Format, *, send_timeout_s: float, may_start: bool = True
     ) -> None:
         self.is_started = False
         self._send = send
         self._format = answer_format
-        self._include_usage = include_usage
         self._send_timeout_s = send_timeout_s
-        self._opened: set[int] = set()
+        self._may_start = may_start
+        """While it may not, the caller hears nothing: what comes may still be a status."""
+        self._opening: bytes | None = None
         self._has_waited = False
 
     async def report_queue(self, place: QueuePosition) -> None:
         """A comment, which every client ignores and every proxy counts as traffic."""
+        if not self._may_start:
+            return
         eta = "" if place.eta_ms is None else f" eta_ms={place.eta_ms}"
         await self._write(f": queued position={place.position}{eta}\n\n".encode())
         self._has_waited = True
 
+    def accept(self) -> None:
+        """From now on the caller may hear of the wait."""
+        self._may_start = True
+
+    def begin(self, num_cached_tokens: int) -> None:
+        """The opening leaves with the first piece."""
+        self._opening = self._format.opening(num_cached_tokens)
+
     async def add(self, piece: Piece) -> None:
-        """One write: the opening where needed, the text, and the end where it is one."""
-        payload = b""
-        if piece.choice not in self._opened:
-            self._opened.add(piece.choice)
-            payload = self._format.first_chunk(piece.choice)
-        if piece.text or piece.tokens:
-            payload += self._format.text_chunk(piece)
-        if piece.finish_reason is not None:
-            payload += self._format.finish_chunk(piece)
+        """One write: the opening where needed, what is new, and the end where it is one."""
+        payload = self._format.add(piece)
+        if self._opening is not None:
+            payload, self._opening = self._opening + payload, None
         if payload:
             await self._write_events(payload)
 
     async def finish(self, summary: Summary) -> None:
-        """Usage when it was asked for, then `[DONE]`."""
-        usage = self._format.usage_chunk(summary) if self._include_usage else b""
-        await self._write_events(usage + DONE, is_last=True)
+        """The protocol's own end."""
+        await self._write_events(self._format.closing(summary), is_last=True)
 
     async def fail(self, error: ErrorAnswer) -> None:
-        """An error event, then `[DONE]`: without it some clients hang."""
-        events = b"data: " + error.envelope() + b"\n\n" + DONE
-        await self._write_events(events, is_last=True)
+        """An error event, and the end."""
+        await self._write_events(self._format.failing(error), is_last=True)
 
     async def _write_events(self, payload: bytes, *, is_last: bool = False) -> None:
         if self._has_waited:
@@ -129,6 +139,12 @@ class WholeAnswer:
     async def report_queue(self, place: QueuePosition) -> None:
         """Nothing: a JSON body has no comments."""
 
+    def accept(self) -> None:
+        """Nothing: the status comes at the end."""
+
+    def begin(self, num_cached_tokens: int) -> None:
+        """Nothing: the body is written at the end."""
+
     async def add(self, piece: Piece) -> None:
         """Keep it."""
         self._pieces.setdefault(piece.choice, []).append(piece)
@@ -154,7 +170,8 @@ def _joined(pieces: list[Piece]) -> Piece:
     """All pieces of one choice as one."""
     return Piece(
         choice=pieces[0].choice,
-        text="".join(piece.text for piece in pieces),
+        deltas=tuple(merged(delta for piece in pieces for delta in piece.deltas)),
         tokens=tuple(token for piece in pieces for token in piece.tokens),
         finish_reason=pieces[-1].finish_reason,
+        stop=pieces[-1].stop,
     )

@@ -43,6 +43,8 @@ class Summary:
     charge_nano_usd: int
     available_nano_usd: int
     timings: Timings
+    reasoning_tokens: int = 0
+    """Those of `completion_tokens` that the model spent on reasoning."""
 
     def usage(self) -> dict[str, Any]:
         """The `usage` object. `prompt_tokens` includes the cached ones, as OpenAI counts."""
@@ -51,6 +53,12 @@ class Summary:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+        } | self.money()
+
+    def money(self) -> dict[str, str]:
+        """What was charged and what is left, in dollars."""
+        return {
             "cost": format_usd(self.charge_nano_usd),
             "balance_remaining": format_usd(self.available_nano_usd),
         }

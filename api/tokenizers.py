@@ -4,8 +4,8 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from api.conversation import Conversation
 from api.errors import InvalidRequest
 from engine.catalog import HostedModel
 from engine.errors import PromptTooLong
@@ -35,14 +35,22 @@ class LoadedTokenizer:
     gate: asyncio.Semaphore
     """Bounds how many long prompts are tokenized at once, over all models."""
 
-    async def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+    async def encode_chat(self, conversation: Conversation) -> list[int]:
         """The rendered conversation as ids. Raises PromptTooLong, TemplateRejected."""
-        size = sum(len(message["content"]) for message in messages)
+        size = conversation.num_characters
         self._refuse_hopeless(size)
         if size <= SHORT_PROMPT_CHARACTERS:
-            return self._fitting(await self.tokenizer.encode_chat(messages))
+            return self._fitting(await self._render(conversation))
         async with self.gate:
-            return self._fitting(await self.tokenizer.encode_chat(messages))
+            return self._fitting(await self._render(conversation))
+
+    async def _render(self, conversation: Conversation) -> list[int]:
+        return await self.tokenizer.encode_chat(
+            conversation.messages,
+            tools=conversation.tools_for_template(),
+            continue_final_message=conversation.is_continued,
+            **conversation.template_variables,
+        )
 
     async def encode_text(self, text: str) -> list[int]:
         """A bare prompt as ids. Raises PromptTooLong."""

@@ -37,6 +37,19 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """None: no logprobs. 0: the chosen token's only. k: the k most likely as well."""
 
 
+StructureKind = Literal["json_schema", "regex", "ebnf"]
+
+
+class Structure(msgspec.Struct, frozen=True):
+    """The form that every choice must have: a grammar, compiled by the worker before any token."""
+
+    kind: StructureKind
+    source: str
+    """JSON text of a schema, a regular expression, or a grammar in GBNF (root rule `root`)."""
+    begins_after: int | None = None
+    """A token id: the form binds only what follows its first occurrence in the output."""
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     """One prompt to continue, validated completely by the API node."""
 
@@ -63,6 +76,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     """What the caller has of each choice, when this goes on after a worker's death; else empty."""
     ended_choices: tuple[int, ...] = ()
     """Choices that were complete before that; with `emitted_token_ids` only."""
+    structure: Structure | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -118,7 +132,11 @@ class TokenFrame(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_id: int | None = None
     """The id that ended the choice; counted as output, never part of the text."""
     error: str | None = None
-    """Why the worker gave up (finish_reason `error`): a platform fault, never the caller's."""
+    """Why the worker gave up (finish_reason `error`): a platform fault, unless `is_refused`."""
+    is_refused: bool = False
+    """The error is the caller's: its structure cannot be compiled."""
+    is_accepted: bool = False
+    """No tokens yet: the structure is compiled and the answer may begin."""
     num_cached_tokens: int = 0
     """Prompt tokens served from the prefix cache; on the first frame of a request."""
     timing: Timing | None = None

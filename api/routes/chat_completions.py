@@ -4,10 +4,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.authentication import InferenceCaller
-from api.body import read_json
 from api.dependencies import ServicesDependency
-from api.formats import ChatFormat
-from api.inference import Arrival, GenerationResponse, order_of
+from api.formats.chat import ChatFormat
+from api.inference import Arrival, GenerationResponse, Limits, read, take_in
 from api.openapi import body_of, errors
 from api.schemas.chat import ChatCompletionBody
 from common.ids import new_id
@@ -24,21 +23,15 @@ async def create_chat_completion(
     request: Request, services: ServicesDependency, principal: InferenceCaller
 ) -> Response:
     """Continue a conversation; streamed as server-sent events with `"stream": true`."""
-    arrival = Arrival.now(services)
-    services.running.require_open()
-    body = await read_json(request, ChatCompletionBody, services.settings)
-    listing = await services.catalogue.find(body.model)
-    loaded = await services.tokenizers.get(listing.model)
-    messages = [message.for_template() for message in body.messages]
-    order = order_of(
-        body,
-        request_id=new_id("chatcmpl"),
-        arrival=arrival,
-        principal=principal,
-        listing=listing,
-        tokenizer=loaded.tokenizer,
-        prompt_token_ids=await loaded.encode_chat(messages),
-        output_limit=body.output_limit or services.settings.default_max_tokens,
-        num_logprobs=body.num_logprobs,
+    arrival = Arrival.now(services, principal)
+    body = await read(request, ChatCompletionBody, services)
+    intake = await take_in(services, arrival, body)
+    order = await intake.chat_order(new_id("chatcmpl"), body.conversation(), limits_of(body))
+    return GenerationResponse(
+        services, order, body.model, ChatFormat, include_usage=body.include_usage
     )
-    return GenerationResponse(services, order, body, ChatFormat)
+
+
+def limits_of(body: ChatCompletionBody) -> Limits:
+    """What the body asks for beside its sampling."""
+    return Limits(body.output_limit, tuple(body.stop), body.n, body.num_logprobs)

@@ -4,11 +4,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.authentication import InferenceCaller
-from api.body import read_json
 from api.dependencies import ServicesDependency
 from api.errors import InvalidRequest
-from api.formats import CompletionFormat
-from api.inference import Arrival, GenerationResponse, order_of
+from api.formats.completions import CompletionFormat
+from api.inference import Arrival, GenerationResponse, Limits, read, take_in
 from api.openapi import body_of, errors
 from api.schemas.completions import CompletionBody
 from api.tokenizers import LoadedTokenizer
@@ -26,23 +25,19 @@ async def create_completion(
     request: Request, services: ServicesDependency, principal: InferenceCaller
 ) -> Response:
     """Continue a text; streamed as server-sent events with `"stream": true`."""
-    arrival = Arrival.now(services)
-    services.running.require_open()
-    body = await read_json(request, CompletionBody, services.settings)
-    listing = await services.catalogue.find(body.model)
-    loaded = await services.tokenizers.get(listing.model)
-    order = order_of(
-        body,
-        request_id=new_id("cmpl"),
-        arrival=arrival,
-        principal=principal,
-        listing=listing,
-        tokenizer=loaded.tokenizer,
-        prompt_token_ids=await prompt_ids(loaded, body.one_prompt),
-        output_limit=body.output_limit,
-        num_logprobs=body.logprobs,
+    arrival = Arrival.now(services, principal)
+    body = await read(request, CompletionBody, services)
+    intake = await take_in(services, arrival, body)
+    prompt_token_ids = await prompt_ids(intake.loaded, body.one_prompt)
+    order = intake.order(new_id("cmpl"), prompt_token_ids, limits_of(body))
+    return GenerationResponse(
+        services, order, body.model, CompletionFormat, include_usage=body.include_usage
     )
-    return GenerationResponse(services, order, body, CompletionFormat)
+
+
+def limits_of(body: CompletionBody) -> Limits:
+    """What the body asks for beside its sampling."""
+    return Limits(body.max_tokens, tuple(body.stop), body.n, body.logprobs)
 
 
 async def prompt_ids(loaded: LoadedTokenizer, prompt: str | list[int]) -> list[int]:

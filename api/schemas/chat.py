@@ -4,9 +4,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from api.conversation import Conversation, arguments_for_template, template_variables
 from api.errors import InvalidRequest
 from api.schemas.base import RequestBody
 from api.schemas.sampling import GenerationBody, Tokens, refuse
+from api.schemas.tools import NUM_TOOLS_MAX, ToolChoice, ToolDefinition, tool_use
+from api.structures import ResponseFormat, structure_of
 
 NUM_MESSAGES_MAX = 10_000
 NUM_PARTS_MAX = 10_000
@@ -36,6 +39,12 @@ class ToolCall(RequestBody):
     type: Literal["function"] = "function"
     function: FunctionCall
 
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it: with the arguments as an object."""
+        arguments = arguments_for_template(self.function.arguments)
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
 
 def _content_branch(content: Any) -> str:
     return "<parts>" if isinstance(content, list) else "<text>"
@@ -57,6 +66,7 @@ class ChatMessage(RequestBody):
     name: str | None = Field(default=None, max_length=256)
     tool_calls: list[ToolCall] = Field(default=[], max_length=128)
     tool_call_id: str | None = Field(default=None, max_length=256)
+    reasoning_content: str | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> "ChatMessage":
@@ -79,17 +89,13 @@ class ChatMessage(RequestBody):
         }
         if self.name is not None:
             message["name"] = self.name
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
-            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         return message
-
-
-class ResponseFormat(RequestBody):
-    """`response_format`; only plain text so far."""
-
-    type: Literal["text", "json_object", "json_schema"]
 
 
 class ChatCompletionBody(GenerationBody):
@@ -104,8 +110,12 @@ class ChatCompletionBody(GenerationBody):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS_MAX)
     response_format: ResponseFormat | None = None
-    tools: list[Any] = Field(default=[], max_length=1_024)
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[ToolDefinition] = Field(default=[], max_length=NUM_TOOLS_MAX)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=32)
+    """Variables of the model's own chat template, such as `enable_thinking`."""
     functions: list[Any] = Field(default=[], max_length=1_024)
     modalities: list[str] = Field(default=["text"], max_length=8)
     continue_final_message: bool = False
@@ -116,16 +126,12 @@ class ChatCompletionBody(GenerationBody):
             raise InvalidRequest(
                 "'top_logprobs' is only allowed with 'logprobs': true.", param="top_logprobs"
             )
-        if not self.tools and self.tool_choice not in (None, "none", "auto"):
-            raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
-        refuse("tools", bool(self.tools))
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise InvalidRequest(
+                "'continue_final_message' needs a last message of the assistant.", param="messages"
+            )
         refuse("functions", bool(self.functions))
         refuse("modalities", self.modalities != ["text"])
-        refuse("continue_final_message", self.continue_final_message)
-        refuse(
-            "response_format",
-            self.response_format is not None and self.response_format.type != "text",
-        )
         return self
 
     @property
@@ -137,3 +143,17 @@ class ChatCompletionBody(GenerationBody):
     def num_logprobs(self) -> int | None:
         """As the engine counts: None is off, 0 is the chosen token only."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def conversation(self) -> Conversation:
+        """What the model is told. Raises InvalidRequest."""
+        functions = [tool.function for tool in self.tools]
+        use = tool_use(functions, self.tool_choice, is_parallel=self.parallel_tool_calls)
+        return Conversation(
+            messages=[message.for_template() for message in self.messages],
+            tool_use=use,
+            structure=structure_of(self.response_format, use),
+            template_variables=template_variables(
+                self.chat_template_kwargs, effort=self.reasoning_effort
+            ),
+            is_continued=self.continue_final_message,
+        )

@@ -75,8 +75,3 @@ class CompletionBody(GenerationBody):
         if isinstance(first, int):
             return [token_id for token_id in self.prompt if isinstance(token_id, int)]
         return first
-
-    @property
-    def output_limit(self) -> int | None:
-        """The caller's limit on output tokens."""
-        return self.max_tokens

@@ -1,6 +1,7 @@
 """The parameters that every generation route shares, and what they mean to the engine."""
 
 import random
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
@@ -27,16 +28,13 @@ class StreamOptions(RequestBody):
     include_usage: bool = False
 
 
-class GenerationBody(RequestBody):
-    """What `/v1/chat/completions` and `/v1/completions` have in common."""
+class SamplingBody(RequestBody):
+    """What every generation route has in common; those of other protocols are extensions."""
 
     model: str = Field(
         min_length=1, max_length=300, examples=["HuggingFaceTB/SmolLM2-135M-Instruct"]
     )
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    n: int = Field(default=1, ge=1, le=NUM_CHOICES_MAX)
-    max_tokens: Tokens | None = None
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, ge=0, le=1)
     top_k: int = Field(default=0, ge=-1, le=INT32_MAX)
@@ -48,17 +46,11 @@ class GenerationBody(RequestBody):
         default=None, max_length=NUM_BIASES_MAX
     )
     seed: int | None = Field(default=None, ge=INT64_MIN, le=INT64_MAX)
-    stop: list[Stop] = Field(default=[], max_length=NUM_STOPS_MAX)
     stop_token_ids: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] = Field(
         default=[], max_length=NUM_STOPS_MAX
     )
     min_tokens: int = Field(default=0, ge=0, le=INT32_MAX)
     ignore_eos: bool = False
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _one_stop_is_a_list(cls, stop: Any) -> Any:
-        return [stop] if isinstance(stop, str) else stop
 
     @field_validator("logit_bias", mode="after")
     @classmethod
@@ -67,24 +59,6 @@ class GenerationBody(RequestBody):
             if not (key.isascii() and key.isdigit() and len(key) <= 10):
                 raise ValueError("keys must be token ids written in digits")
         return bias
-
-    @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> "GenerationBody":
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequest(
-                "'stream_options' is only allowed with 'stream': true.", param="stream_options"
-            )
-        return self
-
-    @property
-    def include_usage(self) -> bool:
-        """Whether the stream ends with a usage chunk."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """The stops that can match: an empty one never does."""
-        return tuple(stop for stop in self.stop if stop)
 
     def sampling(
         self, *, vocab_size: int, eos_token_ids: tuple[int, ...], num_logprobs: int | None
@@ -109,6 +83,38 @@ class GenerationBody(RequestBody):
             min_tokens=self.min_tokens,
             num_logprobs=num_logprobs,
         )
+
+
+class GenerationBody(SamplingBody):
+    """What OpenAI's `/v1/chat/completions` and `/v1/completions` have in common."""
+
+    stream_options: StreamOptions | None = None
+    n: int = Field(default=1, ge=1, le=NUM_CHOICES_MAX)
+    max_tokens: Tokens | None = None
+    stop: list[Stop] = Field(default=[], max_length=NUM_STOPS_MAX)
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_is_a_list(cls, stop: Any) -> Any:
+        return [stop] if isinstance(stop, str) else stop
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> "GenerationBody":
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest(
+                "'stream_options' is only allowed with 'stream': true.", param="stream_options"
+            )
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+def stop_strings(stops: Iterable[str]) -> tuple[str, ...]:
+    """The stops that can match: an empty one never does."""
+    return tuple(stop for stop in stops if stop)
 
 
 def _check_vocabulary(token_ids: Any, vocab_size: int, param: str) -> None:

@@ -19,6 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import TemplateRejected
 from engine.tokenization.generation_tag import GenerationTag
+from engine.tokenization.tool_prompt import with_tools_described
 
 MARK_CHARACTERS = "".join(chr(code) for code in range(0xF0000, 0xF0400))
 MIN_FRAGMENT = 2
@@ -38,6 +39,9 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _now_in_words
         self._template = environment.from_string(source)
+        self.source = source
+        self.knows_tools = re.search(r"\btools\b", source) is not None
+        """Whether it renders the definitions of tools."""
         self._variables = variables
         # NOTE: drawn at random, so that no caller can write the mark himself.
         self._mark = "".join(secrets.choice(MARK_CHARACTERS) for _ in range(8))
@@ -49,19 +53,28 @@ class ChatTemplate:
         self._ends = {text[-n:] for text in texts for n in lengths if n < len(text)}
 
     def render(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, **variables: Any
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+        **variables: Any,
     ) -> list[str]:
         """The rendered conversation in pieces to tokenize one by one; usually a single one.
 
+        `continue_final_message` leaves the last message open, for the model to go on with it.
         Raises TemplateRejected with the template's own words when it refuses the messages.
         """
+        if variables.get("tools") is not None and not self.knows_tools:
+            messages = with_tools_described(messages, variables["tools"])
+        safe_messages = [self._safe_message(message) for message in messages]
         given = {"tools": None, "documents": None} | {
             name: self._safe(value) for name, value in variables.items()
         }
         try:
             rendered = self._template.render(
-                messages=[self._safe_message(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
+                messages=safe_messages,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
                 **self._variables,
                 **given,
             )
@@ -72,6 +85,8 @@ class ChatTemplate:
             raise TemplateRejected(
                 "The model's chat template cannot render these messages."
             ) from error
+        if continue_final_message:
+            rendered = _open_end(rendered, safe_messages[-1]["content"])
         return rendered.split(self._mark)
 
     def _safe_message(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +122,15 @@ class ChatTemplate:
         if any(text[:n] in self._ends for n in self._fragment_lengths):
             text = self._mark + text
         return text
+
+
+def _open_end(rendered: str, content: str) -> str:
+    """The text up to the end of its last message, whose end the template has written already."""
+    content = content.strip()
+    start = rendered.rfind(content)
+    if start < 0:
+        raise TemplateRejected("The model's chat template cannot leave the last message open.")
+    return rendered[: start + len(content)]
 
 
 def _raise(message: str) -> NoReturn:

@@ -9,11 +9,13 @@ from engine.tokenization.tokenizer import Tokenizer
 class IncrementalDetokenizer:
     """The text of one choice. What it has returned, joined, is the decoded text so far.
 
-    Bytes are held back until they complete a UTF-8 character; control tokens have no text.
+    Bytes are held back until they complete a UTF-8 character; control tokens have no text, but for
+    those in `shown`, which whoever reads the text needs to see (markers of tool calls).
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_token_ids - shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_at_start = tokenizer.strips_first_space
 
@@ -21,9 +23,7 @@ class IncrementalDetokenizer:
         """The characters that `token_ids` complete."""
         tokenizer = self._tokenizer
         raw = b"".join(
-            tokenizer.token_text(token_id)
-            for token_id in token_ids
-            if token_id not in tokenizer.special_token_ids
+            tokenizer.token_text(token_id) for token_id in token_ids if token_id not in self._hidden
         )
         if self._is_at_start and raw:
             self._is_at_start = False

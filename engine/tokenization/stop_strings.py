@@ -14,7 +14,12 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
-        self.is_matched = False
+        self.matched: str | None = None
+
+    @property
+    def is_matched(self) -> bool:
+        """Whether the text has ended at a stop string."""
+        return self.matched is not None
 
     def push(self, text: str) -> str:
         """The part of the text that is safe to show now."""
@@ -24,12 +29,13 @@ class StopStrings:
             return text
         text = self._held + text
         matches = [
-            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := text.find(stop)) >= 0
         ]
         if matches:
             # The one that completes first, so that the result does not depend on the chunks.
-            _, start = min(matches)
-            self.is_matched = True
+            _, start, self.matched = min(matches)
             self._held = ""
             return text[:start]
         keep = max(self._overlap(text, stop) for stop in self._stops)

@@ -1,6 +1,7 @@
 """A model's tokenizer, loaded from its directory."""
 
 import json
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,11 @@ class Tokenizer:
         """Whether `encode_chat` can work."""
         return self._template is not None
 
+    @property
+    def template_source(self) -> str:
+        """The chat template as it is written; empty where there is none."""
+        return self._template.source if self._template is not None else ""
+
     async def encode_chat(
         self,
         messages: list[dict[str, Any]],
@@ -129,6 +135,11 @@ class Tokenizer:
     def token_text(self, token_id: int) -> bytes:
         """The bytes that this id stands for; maybe a part of a character."""
         return self._bytes[token_id]
+
+    def special_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """The ids of those `texts` that are control tokens of this model."""
+        found = {self._fast.token_to_id(text) for text in texts}
+        return self.special_token_ids & found
 
     @cached_property
     def strips_first_space(self) -> bool:

@@ -70,6 +70,8 @@ def _attempts(platform: Platform, bob: Customer, generation: str) -> dict[tuple[
         ("GET", "/v1/models"): (get("/v1/models"), {200}),
         ("GET", "/v1/models/{model_id:path}"): (get(f"/v1/models/{MODEL}"), {200}),
         ("POST", "/v1/chat/completions"): (post("/v1/chat/completions", CHAT), {200}),
+        ("POST", "/v1/messages"): (post("/v1/messages", CHAT | {"max_tokens": 5}), {200}),
+        ("POST", "/v1/messages/count_tokens"): (post("/v1/messages/count_tokens", CHAT), {200}),
         ("POST", "/v1/completions"): (
             post("/v1/completions", {"model": MODEL, "prompt": "x"}),
             {200},

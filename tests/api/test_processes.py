@@ -27,18 +27,17 @@ async def test_metrics_show_requests_and_workers(platform: Platform) -> None:
     platform.say("counted")
     await platform.chat()
     await platform.client.get("/v1/nothing/at/all")
+    worker = f'{{model="{MODEL}",worker="fake-worker"}}'
     application = metrics_application(platform.services.metrics, platform.services.broker)
     transport = httpx.ASGITransport(application)
     async with httpx.AsyncClient(transport=transport, base_url="http://metrics") as client:
         async with asyncio.timeout(3):
             while True:
                 text = (await client.get("/metrics")).text
-                if "ncompass_worker_running_sequences{" in text:
+                if f"ncompass_worker_running_sequences{worker} 0.0" in text:
                     break
                 await asyncio.sleep(0.05)
         assert (await client.get("/elsewhere")).status_code == 404
-    worker = f'{{model="{MODEL}",worker="fake-worker"}}'
-    assert f"ncompass_worker_running_sequences{worker} 0.0" in text
     assert f"ncompass_worker_ready{worker} 1.0" in text
     assert f'ncompass_generations_total{{model="{MODEL}",outcome="completed"}} 1.0' in text
     assert f'ncompass_time_to_first_token_seconds_count{{model="{MODEL}"}} 1.0' in text

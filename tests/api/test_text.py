@@ -6,7 +6,8 @@ import pytest
 
 from api.choices import Choice
 from api.errors import field_path
-from api.formats import legacy_logprobs, token_string
+from api.formats.logprobs import legacy_logprobs, token_string
+from api.outputs.deltas import text_of
 from api.routes.models import per_token
 from api.summary import Timings
 from engine.messages import TokenFrame, TokenLogprob
@@ -50,7 +51,7 @@ def test_a_stop_cuts_at_the_same_place_however_frames_are_cut(
             )
         )
         if piece is not None:
-            shown += piece.text
+            shown += text_of(piece.deltas)
             tokens += len(piece.tokens)
     assert shown == text.partition(stop)[0]
     assert choice.finish_reason == ("stop" if stop in text else "length")
@@ -74,7 +75,7 @@ def test_the_end_of_sequence_token_is_counted_and_not_shown(tokenizer: Tokenizer
     choice = Choice(0, tokenizer, ())
     piece = choice.accept(frame(EOS, finish_reason="stop", stop_token_id=EOS))
     assert piece is not None
-    assert (piece.text, piece.tokens, piece.finish_reason) == ("", (), "stop")
+    assert (piece.deltas, piece.tokens, piece.finish_reason) == ((), (), "stop")
     assert choice.num_tokens == 1
     assert choice.accept(frame(5, first_index=1)) is None, "nothing follows the end"
 
