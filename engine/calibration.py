@@ -82,6 +82,8 @@ def fit_cost_model(model: Model, kv_cache: KVBlocks, num_blocks: int) -> CostMod
         MeasuredStep(step.work, _best_s(_runner(model, kv_cache, step)))
         for step in _steps(model.device.type)
         if step.num_blocks <= num_blocks and max(step.context_lens) <= context_length
+        # where a decode needs the past that its own cache holds, whole prompts must do
+        if model.spec.shares_blocks or step.query_lens == step.context_lens
     ]
     weights_s = model.spec.weight_bytes / _read_rate(model.device)
     cost_model = fit_roofline(measured, weights_s)

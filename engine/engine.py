@@ -84,7 +84,9 @@ class Engine:
         self.vocab_size = spec.vocab_size
         self.cost_model = cost_model
         self._runner = runner
-        self._settings = settings
+        self._may_fork = spec.shares_blocks
+        without_hits = settings.model_copy(update={"is_prefix_cache_on": False})
+        self._settings = settings if spec.shares_blocks else without_hits
         self._num_blocks = num_blocks
         self._policy = policy
         self._now_us = now_us
@@ -122,7 +124,7 @@ class Engine:
         if request.request_id in self._open_choices:
             self.cancel(request.request_id, is_silent=True)  # an earlier attempt came back to us
         problem = self._problem_with(request)
-        sequences = Sequence.all_of(request, self._now_us())
+        sequences = Sequence.all_of(request, self._now_us(), may_fork=self._may_fork)
         self._open_choices[request.request_id] = sum(each.num_choices for each in sequences)
         if not sequences:
             self._finish(request)

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import torch
 
+from engine.assembly import BLOCK_SIZE
 from engine.calibration import choose_dtype, fit_cost_model
 from engine.calibration_cache import calibrated, fingerprint
 from engine.engine import Engine
 from engine.errors import ModelRefused
 from engine.model_runner import ModelRunner
-from engine.models.decoder import load_decoder
+from engine.models.choice import load_model
 from engine.models.model import ModelSpec
+from engine.models.report import LoadReport
 from engine.settings import EngineSettings
 from kernels.cpu import library
 
@@ -27,7 +29,7 @@ class LoadedEngine:
     """An engine and what it says of itself."""
 
     engine: Engine
-    spec: ModelSpec
+    report: LoadReport
     dtype: str
 
 
@@ -38,8 +40,11 @@ def load_engine(directory: Path, settings: EngineSettings) -> LoadedEngine:
     # made decode steps 26 % shorter at batch 8, 12 % at 64, and prefill 4 % (two cores, bf16).
     torch.set_num_threads(1 if library.active() else num_threads(settings))
     dtype = DTYPES.get(settings.dtype) or choose_dtype(device)
-    model = load_decoder(directory, dtype, device)
-    num_blocks = _num_blocks(model.spec, settings, device)
+    model, report = load_model(directory, dtype, device)
+    if not report.is_fused:  # there torch computes the products
+        torch.set_num_threads(num_threads(settings))
+    num_blocks, max_running = _capacity(model.spec, settings, device)
+    settings = settings.model_copy(update={"max_running": max_running})
     runner = ModelRunner(model, num_blocks)
     cost_model, _ = calibrated(
         settings.calibration_cache,
@@ -53,7 +58,7 @@ def load_engine(directory: Path, settings: EngineSettings) -> LoadedEngine:
         lambda: fit_cost_model(model, runner.kv_cache, num_blocks),
     )
     engine = Engine(runner, settings, num_blocks, cost_model=cost_model)
-    return LoadedEngine(engine, model.spec, "bf16" if dtype == torch.bfloat16 else "fp32")
+    return LoadedEngine(engine, report, "bf16" if dtype == torch.bfloat16 else "fp32")
 
 
 def num_threads(settings: EngineSettings) -> int:
@@ -77,21 +82,31 @@ def _device(settings: EngineSettings) -> torch.device:
     return torch.device("cuda" if has_cuda and settings.device != "cpu" else "cpu")
 
 
-def _num_blocks(spec: ModelSpec, settings: EngineSettings, device: torch.device) -> int:
-    """Blocks for the configured memory, at most what the running sequences could ever fill."""
+def _capacity(spec: ModelSpec, settings: EngineSettings, device: torch.device) -> tuple[int, int]:
+    """(blocks, running sequences) for the configured memory.
+
+    States of a fixed size may take half of it; where blocks cost nothing, the contexts of all
+    running sequences are the limit.
+    """
     if settings.kv_cache_mib:
         available = settings.kv_cache_mib * MIB
     else:
         available = int(_free_bytes(device) * settings.kv_cache_share)
         if device.type == "cpu":
             available = min(available, settings.kv_cache_mib_max * MIB)
-    num_blocks = available // spec.bytes_per_block
-    if num_blocks < MIN_BLOCKS:
-        needed = MIN_BLOCKS * spec.bytes_per_block
+    max_running = settings.max_running
+    if spec.bytes_per_sequence:
+        max_running = min(max_running, available // 2 // spec.bytes_per_sequence)
+    left = available - max_running * spec.bytes_per_sequence
+    num_blocks = max_running * -(-spec.context_length // BLOCK_SIZE)
+    if spec.bytes_per_block:
+        num_blocks = left // spec.bytes_per_block
+    if num_blocks < MIN_BLOCKS or max_running < 1:
+        needed = MIN_BLOCKS * spec.bytes_per_block + 2 * spec.bytes_per_sequence
         raise ModelRefused(
             f"the KV cache needs at least {needed // MIB + 1} MiB, {available // MIB} are there"
         )
-    return num_blocks
+    return num_blocks, max_running
 
 
 def _free_bytes(device: torch.device) -> int:

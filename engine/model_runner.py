@@ -5,6 +5,7 @@ import torch
 
 from engine.batch import StepBatch
 from engine.models.model import Model
+from engine.models.sequence_states import SequenceStates
 from engine.sampler import NOTHING_SAMPLED, Sampled, sample_step
 from engine.sequence import Sequence
 from engine.slots import SlotTable
@@ -23,6 +24,8 @@ class ModelRunner:
         self, batch: StepBatch, slots: SlotTable, adjusted: list[tuple[int, Sequence]]
     ) -> Sampled:
         """Compute the batch's KV, and sample a token for each of its sample rows."""
+        if isinstance(self.kv_cache, SequenceStates):
+            self.kv_cache.keep_only(slots.first_blocks())
         for source, destination in batch.copies:
             self.kv_cache.copy_block(source, destination)
         if batch.is_empty:

@@ -50,14 +50,19 @@ class Sequence:
     queued_us: int = 0
 
     @classmethod
-    def all_of(cls, request: GenerateRequest, added_us: int) -> "list[Sequence]":
+    def all_of(
+        cls, request: GenerateRequest, added_us: int, *, may_fork: bool = True
+    ) -> "list[Sequence]":
         """The sequences of a request that was just taken.
 
-        A new one has all its choices in one sequence until that forks. After a failover each open
-        choice goes on from its own tokens.
+        A new one has all its choices in one sequence until that forks, where the model lets
+        sequences share blocks. After a failover each open choice goes on from its own tokens.
         """
         if not request.emitted_token_ids:
-            return [cls._of(request, 0, (), added_us, num_choices=request.num_choices)]
+            if may_fork:
+                return [cls._of(request, 0, (), added_us, num_choices=request.num_choices)]
+            choices = range(request.num_choices)
+            return [cls._of(request, choice, (), added_us) for choice in choices]
         return [
             cls._of(request, choice, emitted, added_us)
             for choice, emitted in enumerate(request.emitted_token_ids)

@@ -76,6 +76,11 @@ class SlotTable:
         self.num_blocks[slot] = 0
         self._free.append(slot)
 
+    def first_blocks(self) -> list[int]:
+        """The first block of every sequence that holds any."""
+        blocks: list[int] = self.block_tables[self.num_blocks > 0, 0].tolist()
+        return blocks
+
     def append_blocks(self, slot: int, blocks: list[int]) -> None:
         """Extend the slot's block table."""
         start = self.num_blocks[slot]

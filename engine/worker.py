@@ -70,7 +70,7 @@ def main() -> None:
         "model loaded",
         model=identity.model,
         dtype=loaded.dtype,
-        report=loaded.spec.load_report,
+        report=str(loaded.report),
         kv_tokens=loaded.engine.stats.total_kv_tokens,
     )
     serve(identity, loaded, settings)
@@ -148,7 +148,7 @@ def _describer(
             output_tokens_total=stats.output_tokens_total,
             prefill_tokens_total=stats.prefill_tokens_total,
             cost_model=loaded.engine.cost_model,
-            load_report=loaded.spec.load_report,
+            load_report=str(loaded.report),
             integrity=integrity,
         )
 

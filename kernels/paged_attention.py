@@ -3,7 +3,8 @@
     out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, h / G]) * v[j, h / G]
 
 over the context positions j <= position(t) of t's own sequence; with a sliding window also
-j > position(t) - window; with a softcap s = c * tanh(s / c) before the mask. G query heads share
+j > position(t) - window; with a softcap s = c * tanh(s / c) before the mask; with sinks the softmax
+has one more term, exp(sink[h]), that no value belongs to. G query heads share
 one KV head (GQA). Keys and values of this step's tokens must already be in the cache.
 """
 
@@ -28,26 +29,34 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from q [T, num_heads, head_dim] to the cache; returns the same shape and dtype.
 
-    `window` counts the positions that a token sees, itself included. On the CPU sequences with one
-    token take the decode path and the others the prefill path; on a GPU a step is one launch of the
-    prefill kernel unless it is decodes alone, and nothing is read back to the host.
+    `window` counts the positions that a token sees, itself included. `sinks` [num_heads] adds
+    exp(sink) to each head's softmax denominator, so far in plain torch on every device. On the CPU
+    sequences with one token take the decode path and the others the prefill path; on a GPU a step
+    is one launch of the prefill kernel unless it is decodes alone, and nothing is read back.
     """
     library = cpu.active()
-    if library is not None and kv_cache.is_packed and library.supports(q):
+    if sinks is None and library is not None and kv_cache.is_packed and library.supports(q):
         return library.paged_attention(
             q, kv_cache, layer, metadata, scale=scale, window=window, softcap=softcap
         )
-    if runs_triton(q):
+    if sinks is None and runs_triton(q):
         attend = decode_with_triton if metadata.max_query_len == 1 else prefill_with_triton
         return attend(q, kv_cache, layer, metadata, scale=scale, window=window, softcap=softcap)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    paged_decode_attention(
-        q, kv_cache, layer, metadata, out, scale=scale, window=window, softcap=softcap
-    )
-    paged_prefill_attention(
-        q, kv_cache, layer, metadata, out, scale=scale, window=window, softcap=softcap
-    )
+    for attend_some in (paged_decode_attention, paged_prefill_attention):
+        attend_some(
+            q,
+            kv_cache,
+            layer,
+            metadata,
+            out,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
     return out

@@ -227,6 +227,7 @@ def decode_with_torch(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Decode one bucket by gathering its pages once: q [B, num_heads, head_dim] -> like q."""
     batch, num_heads, head_dim = q.shape
@@ -252,30 +253,44 @@ def decode_with_torch(
         is_visible = is_visible[:, None, None, :]  # [B, 1, 1, L]
     # 3. G query heads as rows. NOTE: enable_gqa=True here is 20 to 50 times slower on the CPU.
     rows = q.view(batch, kv_cache.num_kv_heads, -1, head_dim)  # [B, H_kv, G, D]
-    if softcap is None:
+    if softcap is None and sinks is None:
         out = torch.nn.functional.scaled_dot_product_attention(
             rows, keys, values, attn_mask=is_visible, scale=scale
         )
     else:
-        out = attend_with_softcap(rows, keys, values, is_visible, scale=scale, softcap=softcap)
+        if sinks is not None:
+            sinks = sinks.view(1, kv_cache.num_kv_heads, -1, 1)
+        out = attend_by_formula(
+            rows, keys, values, is_visible, scale=scale, softcap=softcap, sinks=sinks
+        )
     return out.reshape(batch, num_heads, head_dim)
 
 
-def attend_with_softcap(
+def attend_by_formula(
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     is_visible: torch.Tensor | None,
     *,
     scale: float,
-    softcap: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """softmax(c * tanh(scale * q k^T / c)) v in fp32; q [..., M, D], keys [..., L, D]."""
+    """softmax(c * tanh(scale * q k^T / c)) v in fp32; q [..., M, D], keys [..., L, D].
+
+    `sinks` [..., 1] broadcasts to [..., M, 1]: a logit per query head that takes its share of the
+    softmax and adds nothing to the sum. Source: attention sinks, arXiv 2309.17453.
+    """
     scores = torch.matmul(q.float(), keys.float().transpose(-1, -2)) * scale
-    scores = torch.tanh(scores / softcap) * softcap
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     if is_visible is not None:
         scores.masked_fill_(~is_visible, float("-inf"))
-    return torch.matmul(torch.softmax(scores, dim=-1), values.float()).to(q.dtype)
+    if sinks is None:
+        return torch.matmul(torch.softmax(scores, dim=-1), values.float()).to(q.dtype)
+    column = sinks.float().expand(*scores.shape[:-1], 1)
+    shares = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
+    return torch.matmul(shares, values.float()).to(q.dtype)
 
 
 def _visible(
@@ -303,9 +318,17 @@ def paged_decode_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Fill `out` [T, num_heads, head_dim] at the tokens of sequences that have one token."""
     for bucket in metadata.decode_buckets:
         out[bucket.rows] = decode_with_torch(
-            q[bucket.rows], kv_cache, layer, bucket, scale=scale, window=window, softcap=softcap
+            q[bucket.rows],
+            kv_cache,
+            layer,
+            bucket,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
         )

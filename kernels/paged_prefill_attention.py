@@ -17,13 +17,13 @@ from kernels.kv_cache import PagedKVCache
 from kernels.paged_decode_attention import (
     MIN_DOT_ROWS,
     NUM_STAGES,
-    attend_with_softcap,
+    attend_by_formula,
     tokens_at_once,
 )
 from kernels.triton_support import cdiv, jit, next_power_of_2, tl
 
-# The softcap path holds fp32 scores of this many queries at a time.
-SOFTCAP_QUERY_ROWS = 256
+# The path by the formula holds fp32 scores of this many queries at a time.
+FORMULA_QUERY_ROWS = 256
 
 
 @jit
@@ -198,6 +198,7 @@ def prefill_with_torch(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One sequence: q [n, num_heads, D], keys and values [num_kv_heads, c, D] -> like q."""
     num_queries, num_heads, head_dim = q.shape
@@ -207,15 +208,23 @@ def prefill_with_torch(
     rows = q.view(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
     keys = keys[:, None].expand(-1, group, -1, -1)  # [H_kv, G, c, D]
     values = values[:, None].expand(-1, group, -1, -1)
-    if softcap is not None:
+    if softcap is not None or sinks is not None:
+        if sinks is not None:
+            sinks = sinks.view(num_kv_heads, group, 1, 1)
         mask = causal_mask(num_queries, length, window, q.device)
         chunks = [
-            slice(i, i + SOFTCAP_QUERY_ROWS) for i in range(0, num_queries, SOFTCAP_QUERY_ROWS)
+            slice(i, i + FORMULA_QUERY_ROWS) for i in range(0, num_queries, FORMULA_QUERY_ROWS)
         ]
         out = torch.cat(
             [
-                attend_with_softcap(
-                    rows[:, :, chunk], keys, values, mask[chunk], scale=scale, softcap=softcap
+                attend_by_formula(
+                    rows[:, :, chunk],
+                    keys,
+                    values,
+                    mask[chunk],
+                    scale=scale,
+                    softcap=softcap,
+                    sinks=sinks,
                 )
                 for chunk in chunks
             ],
@@ -254,6 +263,7 @@ def paged_prefill_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Fill `out` [T, num_heads, head_dim] at the tokens of sequences that have several tokens."""
     starts = metadata.query_starts
@@ -264,5 +274,5 @@ def paged_prefill_attention(
         first_page = max(0, first_seen) // kv_cache.block_size
         keys, values = kv_cache.gather(layer, metadata.block_tables[i], length, first_page)
         out[own] = prefill_with_torch(
-            q[own], keys, values, scale=scale, window=window, softcap=softcap
+            q[own], keys, values, scale=scale, window=window, softcap=softcap, sinks=sinks
         )

@@ -49,6 +49,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Softmax attention, one query of one head at a time, each position looked up in its page."""
     out = torch.full(q.shape, float("nan"), dtype=torch.float64)
@@ -69,6 +70,9 @@ def paged_attention(
                 scores = k @ q[t, head].double() * scale
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)
+                if sinks is not None:
+                    scores = torch.cat([scores, sinks[head].double()[None]])
+                    v = torch.cat([v, torch.zeros_like(v[:1])])
                 out[t, head] = torch.softmax(scores, dim=0) @ v
     return out
 

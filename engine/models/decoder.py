@@ -74,7 +74,6 @@ class Decoder:
             bytes_per_block=PagedKVCache.bytes_per_block(
                 config.num_layers, config.num_kv_heads, config.head_dim, self.dtype
             ),
-            load_report=f"fused decoder: {config.model_type} has the Llama structure",
             weight_bytes=sum(
                 projection.in_features * projection.out_features * projection.dtype.itemsize
                 for projection in self._projections()

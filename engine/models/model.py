@@ -16,9 +16,11 @@ class ModelSpec:
     context_length: int
     """Longest prompt plus output."""
     bytes_per_block: int
-    """KV cache bytes of one block over all layers."""
-    load_report: str
-    """Which tier and why, for the operator."""
+    """KV cache bytes of one block over all layers; 0 when a sequence takes no more as it grows."""
+    bytes_per_sequence: int = 0
+    """Bytes of a state that every running sequence has, however long it is."""
+    shares_blocks: bool = True
+    """Whether sequences may hold blocks in common: prefix hits, and choices of one prompt."""
     weight_bytes: int = 0
     """Weights that every step reads; 0 where the model cannot tell."""
 

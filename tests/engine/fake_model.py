@@ -44,7 +44,7 @@ def expected_output(prompt: list[int], num_tokens: int, stop: tuple[int, ...] = 
 
 class FakeModel:
     def __init__(self, context_length: int = 4096) -> None:
-        self.spec = ModelSpec(VOCAB, context_length, 1, "fake")
+        self.spec = ModelSpec(VOCAB, context_length, 1)
         self.device = torch.device("cpu")
         self.fails_on_token: int | None = None
         self.nan_on_token: int | None = None

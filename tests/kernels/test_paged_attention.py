@@ -81,6 +81,13 @@ def test_softcap_with_and_without_window() -> None:
     check(step, softcap=5.0, window=30)
 
 
+def test_sinks_take_their_share_of_every_softmax() -> None:
+    step = build_step([1, 1, 9, 70], [65, 130, 73, 70])
+    sinks = torch.linspace(-2, 4, step.q.shape[1])
+    for options in ({}, {"window": 30}, {"softcap": 5.0}):
+        check(step, sinks=sinks, **options)
+
+
 def test_attends_to_the_layer_asked_for() -> None:
     step = build_step([1], [10], num_layers=3)
     outs = [paged_attention(step.q, step.kv_cache, i, step.metadata, scale=1.0) for i in range(3)]

@@ -1,0 +1,88 @@
+"""Tiers two and three: transformers' modules, over our paged cache or over a cache of their own.
+
+Importing this module imports transformers, which takes seconds: the fused tier never needs it.
+"""
+
+from pathlib import Path
+
+import torch
+
+from engine.errors import ModelRefused
+from engine.models.checkpoint import read_json
+from engine.models.context import context_length
+from engine.models.dry_run import NotHookable, record_attention
+from engine.models.hooked import HookedModel
+from engine.models.model import Model
+from engine.models.original import Original, load_original, one_line
+from engine.models.own_cache import Continuation, OwnCacheModel
+from engine.models.report import Check, LoadReport
+from engine.models.verification import Reference, checks, references
+
+
+def load_with_transformers(
+    directory: Path, dtype: torch.dtype, device: torch.device, not_fused: str
+) -> tuple[Model, LoadReport]:
+    """Tiers two and three; `not_fused` says why not the first. Raises ModelRefused."""
+    original = load_original(directory, dtype, device)
+    length = context_length(read_json(directory / "config.json"))
+    try:
+        vocab_size = original.config.get_text_config().vocab_size
+        originals = references(original, vocab_size)
+    except Exception as fault:
+        raise ModelRefused(
+            f"transformers cannot generate with this model: {one_line(fault)}"
+        ) from (fault)
+    reason = not_fused
+    attention = original.config._attn_implementation
+    try:
+        return _hooked(original, originals, dtype, length, reason)
+    except NotHookable as refusal:
+        reason = f"{reason}; and {refusal}"
+    except Exception as fault:  # a foreign model may fail in any way under a hook
+        reason = f"{reason}; and under the attention hook it fails with {one_line(fault)}"
+    original.set_attn_implementation(attention)
+    return _with_own_cache(original, originals, dtype, length, reason)
+
+
+def _hooked(
+    original: Original,
+    originals: list[Reference],
+    dtype: torch.dtype,
+    length: int,
+    reason: str,
+) -> tuple[Model, LoadReport]:
+    calls = record_attention(original)
+    vocab_size = originals[0].logits.shape[1]
+    model = HookedModel(original, calls, vocab_size, length)
+    found = checks(model, originals, dtype)
+    if failed := _failures(found):
+        raise NotHookable(f"under the attention hook its logits differ: {failed}")
+    return model, LoadReport("attention hook", reason, found)
+
+
+def _with_own_cache(
+    original: Original,
+    originals: list[Reference],
+    dtype: torch.dtype,
+    length: int,
+    reason: str,
+) -> tuple[Model, LoadReport]:
+    vocab_size = originals[0].logits.shape[1]
+    problems = []
+    for continuation in Continuation:
+        try:
+            model = OwnCacheModel(original, continuation, vocab_size, length)
+            found = checks(model, originals, dtype)
+        except Exception as fault:  # the next way may still work
+            problems.append(f"{continuation} {one_line(fault)}")
+            continue
+        if failed := _failures(found):
+            problems.append(f"{continuation} its logits differ: {failed}")
+            continue
+        because = "; ".join([reason, *problems])
+        return model, LoadReport(f"own cache, {continuation}", because, found)
+    raise ModelRefused("no tier computes what the original does: " + "; ".join(problems))
+
+
+def _failures(found: tuple[Check, ...]) -> str:
+    return ", ".join(str(check) for check in found if not check.is_passed)

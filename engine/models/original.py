@@ -1,0 +1,93 @@
+"""The original of a checkpoint: transformers' own model, which tiers two and three build upon.
+
+Safetensors only, and no code of the checkpoint is ever run. Whatever transformers raises while it
+builds a foreign model becomes one sentence for the operator.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, __version__, logging
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from engine.errors import ModelRefused
+from engine.models.checkpoint import IGNORED_SUFFIXES, Checkpoint, read_json
+
+Original = Any
+"""A `transformers.PreTrainedModel` that generates text; its own types do not tell that it does."""
+MAX_SENTENCE = 300
+"""Characters of a foreign error that are worth repeating."""
+
+
+def load_original(directory: Path, dtype: torch.dtype, device: torch.device) -> Original:
+    """The model in evaluation mode. Raises ModelRefused with one clear sentence."""
+    config = read_json(directory / "config.json")
+    refuse_quantised(config)
+    _refuse_unknown(config)
+    Checkpoint(directory)  # every shard is there and readable
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers has no types
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # nor here
+    load: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        model, loaded = load(
+            directory,
+            dtype=dtype,
+            trust_remote_code=False,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except Exception as fault:
+        raise ModelRefused(f"transformers cannot build this model: {one_line(fault)}") from fault
+    _refuse_incomplete(loaded)
+    model.requires_grad_(False)
+    return model.eval().to(device)
+
+
+def num_weight_bytes(original: Original) -> int:
+    """Bytes of all parameters: what a step reads, where it reads them all."""
+    return sum(parameter.nbytes for parameter in original.parameters())
+
+
+def refuse_quantised(config: dict[str, Any]) -> None:
+    """Raises ModelRefused for a checkpoint whose weights are packed integers."""
+    quantisation = config.get("quantization_config")
+    if quantisation:
+        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+        raise ModelRefused(f"quantised checkpoints ({method or 'unnamed'}) are not supported yet")
+
+
+def _refuse_unknown(config: dict[str, Any]) -> None:
+    model_type = config.get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        if config.get("auto_map"):
+            raise ModelRefused(f"{model_type} needs code from its checkpoint, which is never run")
+        raise ModelRefused(
+            f"the architecture {model_type} is unknown to transformers {__version__}"
+        )
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelRefused(f"{model_type} is not a text-generation architecture")
+
+
+def _refuse_incomplete(loaded: dict[str, Any]) -> None:
+    for name, found, expected in sorted(loaded["mismatched_keys"]):
+        raise ModelRefused(
+            f"the tensor {name} has shape {tuple(found)}, the config says {tuple(expected)}"
+        )
+    if missing := sorted(loaded["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelRefused(f"the checkpoint lacks the tensor {missing[0]}{more}")
+    unread = sorted(n for n in loaded["unexpected_keys"] if not n.endswith(IGNORED_SUFFIXES))
+    if unread:
+        names = ", ".join(unread[:3])
+        raise ModelRefused(
+            f"the checkpoint holds {len(unread)} tensors of an unknown structure: {names}"
+        )
+
+
+def one_line(fault: Exception) -> str:
+    """A foreign error in a sentence's tail."""
+    text = " ".join(str(fault).split()) or "no reason given"
+    return f"{type(fault).__name__}: {text[:MAX_SENTENCE]}"

@@ -1,0 +1,50 @@
+"""What loading a model found out: which tier runs it, why, and the error of every check."""
+
+from dataclasses import dataclass
+
+FUSED = "fused"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Logits of one kind of step beside those of the original model."""
+
+    name: str
+    """`prefill`, `chunk` or `decode`."""
+    error: float
+    """Largest difference in a row of logits, as a part of the row's own range."""
+    limit: float
+
+    @property
+    def is_passed(self) -> bool:
+        """False for NaN as well."""
+        return self.error <= self.limit
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.error:.1e}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """One line for the log, the heartbeat and the operator's screen."""
+
+    tier: str
+    """`fused`, `attention hook` or `own cache` with the way it goes on from its past."""
+    reason: str
+    """Why no faster tier runs it; empty for the first."""
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether our own modules compute it."""
+        return self.tier == FUSED
+
+    def __str__(self) -> str:
+        parts = [self.tier]
+        if self.checks:
+            limit = self.checks[0].limit
+            errors = ", ".join(str(check) for check in self.checks)
+            parts.append(f"differs from the original by {errors} (at most {limit:g})")
+        if self.reason:
+            parts.append(f"no faster tier, because {self.reason}")
+        return "; ".join(parts)
