@@ -40,7 +40,11 @@ def load_engine(directory: Path, settings: EngineSettings) -> LoadedEngine:
     # made decode steps 26 % shorter at batch 8, 12 % at 64, and prefill 4 % (two cores, bf16).
     torch.set_num_threads(1 if library.active() else num_threads(settings))
     dtype = DTYPES.get(settings.dtype) or choose_dtype(device)
-    model, report = load_model(directory, dtype, device)
+    if settings.quantization != "none" and (device.type != "cpu" or library.active() is None):
+        raise ModelRefused(
+            "quantised weights need the compiled CPU kernels", setting="quantization"
+        )
+    model, report = load_model(directory, dtype, device, settings.quantization)
     if not report.is_fused:  # there torch computes the products
         torch.set_num_threads(num_threads(settings))
     num_blocks, max_running = _capacity(model.spec, settings, device)
@@ -53,7 +57,7 @@ def load_engine(directory: Path, settings: EngineSettings) -> LoadedEngine:
             dtype=dtype,
             device=device,
             num_threads=num_threads(settings),
-            kernels=_kernels_name(),
+            kernels=f"{_kernels_name()}, quantization {settings.quantization}",
         ),
         lambda: fit_cost_model(model, runner.kv_cache, num_blocks),
     )

@@ -1,7 +1,10 @@
 """Linear layers: y = x W^T + b (+ residual), with the weight in whatever form the backend likes.
 
 On CUDA and in plain torch this is the vendor's GEMM; the C++ library keeps weights packed for its
-register tiles and multiplies any number of rows with them.
+register tiles and multiplies any number of rows with them. Only it has quantised weights:
+
+    int8                weights and activations in 8 bits, a scale for each output and each row
+    int8_weight_only    weights in 8 bits, everything else as without
 """
 
 from __future__ import annotations
@@ -9,12 +12,21 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu import library as cpu
+from kernels.cpu.library import Quantization
+from kernels.gated_activation import silu_and_mul
+
+__all__ = ["PackedGatedLinear", "PackedLinear", "Quantization", "gated_linear", "linear"]
 
 
 class PackedLinear:
     """A weight [out_features, in_features] and maybe a bias [out_features], ready to multiply."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        quantization: Quantization = "none",
+    ) -> None:
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
         self.device = weight.device
@@ -22,11 +34,48 @@ class PackedLinear:
         self.weight: torch.Tensor | None = None
         library = cpu.active()
         if library is not None and library.supports(weight):
-            self.packed = library.pack(weight)
+            self.packed = library.pack(weight, quantization)
             self.bias = bias if bias is None else bias.float()
         else:
+            assert quantization == "none", "only the compiled CPU kernels have quantised weights"
             self.weight = weight
             self.bias = bias
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weight, as a product reads it."""
+        if self.packed is not None:
+            return self.packed.memory.nbytes
+        return self.out_features * self.in_features * self.dtype.itemsize
+
+
+class PackedGatedLinear:
+    """The gate and the up projection of a SwiGLU layer, [intermediate, in_features] each."""
+
+    def __init__(
+        self,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
+        quantization: Quantization = "none",
+    ) -> None:
+        self.merged: PackedLinear | None = None
+        library = cpu.active()
+        if library is not None and library.supports(gate, up):
+            self.gate = PackedLinear(gate, gate_bias, quantization)
+            self.up = PackedLinear(up, up_bias, quantization)
+        else:
+            biases = None if gate_bias is None or up_bias is None else [gate_bias, up_bias]
+            bias = None if biases is None else torch.cat(biases)
+            self.merged = PackedLinear(torch.cat([gate, up]), bias, quantization)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of both weights, as a product reads them."""
+        if self.merged is not None:
+            return self.merged.num_bytes
+        return self.gate.num_bytes + self.up.num_bytes
 
 
 def linear(
@@ -49,3 +98,15 @@ def linear(
     assert packed.weight is not None
     out = torch.nn.functional.linear(x, packed.weight, packed.bias)
     return out.to(dtype or out.dtype) if residual is None else residual + out
+
+
+def gated_linear(x: torch.Tensor, packed: PackedGatedLinear) -> torch.Tensor:
+    """silu(x G^T + b) * (x U^T + c): [T, in_features] -> [T, intermediate]."""
+    if packed.merged is not None:
+        return silu_and_mul(linear(x, packed.merged))
+    library = cpu.active()
+    gate, up = packed.gate, packed.up
+    assert library is not None, "the weights were packed for a library that is disabled"
+    assert gate.packed is not None
+    assert up.packed is not None
+    return library.gated_linear(x, gate.packed, up.packed, gate.bias, up.bias)

@@ -13,18 +13,27 @@ from engine.errors import ModelRefused
 from engine.models.decoder import load_decoder
 from engine.models.model import Model
 from engine.models.report import FUSED, LoadReport
+from kernels.linear import Quantization
 
 
 def load_model(
-    directory: Path, dtype: torch.dtype, device: torch.device
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Quantization = "none",
 ) -> tuple[Model, LoadReport]:
-    """Load a checkpoint into the fastest tier that is right. Raises ModelRefused."""
+    """Load a checkpoint into the fastest tier that is right. Raises ModelRefused.
+
+    Quantised weights exist in the first tier only.
+    """
     try:
-        decoder = load_decoder(directory, dtype, device)
+        decoder = load_decoder(directory, dtype, device, quantization)
     except ModelRefused as refusal:
+        if quantization != "none":
+            raise
         not_fused = refusal.message
     else:
-        return decoder, LoadReport(FUSED, "")
+        return decoder, LoadReport(FUSED, "", quantization=quantization)
     from engine.models.foreign import load_with_transformers  # noqa: PLC0415  # takes seconds
 
     return load_with_transformers(directory, dtype, device, not_fused)

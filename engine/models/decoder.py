@@ -18,9 +18,16 @@ from engine.models.checkpoint import Checkpoint, read_json
 from engine.models.decoder_config import DecoderConfig
 from engine.models.model import KVBlocks, ModelSpec
 from kernels.attention_metadata import AttentionMetadata
-from kernels.gated_activation import silu_and_mul
+from kernels.cpu import library as cpu
+from kernels.cpu.decoder import CpuDecoder, CpuLayer, CpuLinear
 from kernels.kv_cache import PagedKVCache
-from kernels.linear import PackedLinear, linear
+from kernels.linear import (
+    PackedGatedLinear,
+    PackedLinear,
+    Quantization,
+    gated_linear,
+    linear,
+)
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import rms_norm
 from kernels.rotary import build_cos_sin, rotary_and_write_kv
@@ -36,7 +43,7 @@ class DecoderLayer:
     key_norm: torch.Tensor | None
     output: PackedLinear
     mlp_norm: torch.Tensor
-    gate_up: PackedLinear
+    gate_up: PackedGatedLinear
     down: PackedLinear
     window: int | None
 
@@ -50,11 +57,13 @@ class Decoder:
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         device: torch.device,
+        quantization: Quantization = "none",
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self.quantization = quantization
         self._device = device
-        weights = _Weights(config, checkpoint, dtype, device)
+        weights = _Weights(config, checkpoint, dtype, device, quantization)
         self.embedding = weights.embedding()
         self.layers = [weights.layer(index) for index in range(config.num_layers)]
         self.final_norm = weights.norm("model.norm.weight", config.hidden_size)
@@ -63,6 +72,7 @@ class Decoder:
         self.cos_sin = build_cos_sin(
             config.context_length, config.head_dim, config.rope_theta, config.rope_scaling
         ).to(device)
+        self._compiled = self._compile()
 
     @property
     def spec(self) -> ModelSpec:
@@ -74,10 +84,7 @@ class Decoder:
             bytes_per_block=PagedKVCache.bytes_per_block(
                 config.num_layers, config.num_kv_heads, config.head_dim, self.dtype
             ),
-            weight_bytes=sum(
-                projection.in_features * projection.out_features * projection.dtype.itemsize
-                for projection in self._projections()
-            ),
+            weight_bytes=sum(projection.num_bytes for projection in self._projections()),
         )
 
     @property
@@ -85,7 +92,7 @@ class Decoder:
         """Where its weights are."""
         return self._device
 
-    def _projections(self) -> Iterator[PackedLinear]:
+    def _projections(self) -> Iterator[PackedLinear | PackedGatedLinear]:
         for layer in self.layers:
             yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
         yield self.head
@@ -113,6 +120,8 @@ class Decoder:
         assert isinstance(kv_cache, PagedKVCache)
         eps = self.config.rms_norm_eps
         hidden = self.embedding.index_select(0, token_ids).float()  # [T, hidden]
+        if self._compiled is not None:
+            return self._compiled.forward(hidden, kv_cache, metadata, rows)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             attended = self._attend(hidden, layer, index, kv_cache, metadata)
@@ -122,11 +131,30 @@ class Decoder:
                 if len(rows) == 0:
                     break
             hidden = linear(attended, layer.output, residual=hidden)
-            gate_up = linear(rms_norm(hidden, layer.mlp_norm, eps), layer.gate_up)
-            hidden = linear(silu_and_mul(gate_up), layer.down, residual=hidden)
+            gated = gated_linear(rms_norm(hidden, layer.mlp_norm, eps), layer.gate_up)
+            hidden = linear(gated, layer.down, residual=hidden)
         if len(rows) == 0:
             return torch.empty((0, self.config.vocab_size), device=self._device)
         return linear(rms_norm(hidden, self.final_norm, eps), self.head)
+
+    def _compile(self) -> CpuDecoder | None:
+        """The whole step as one call, where the C++ library has all of it."""
+        config, library = self.config, cpu.active()
+        is_packed = self.head.packed is not None
+        if library is None or not is_packed or not library.supports_head_dim(config.head_dim):
+            return None
+        return CpuDecoder(
+            library,
+            [_compiled_layer(layer) for layer in self.layers],
+            self.final_norm.float(),
+            _compiled_linear(self.head),
+            cos_sin=self.cos_sin,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+            kv_dtype=self.dtype,
+        )
 
     def _attend(
         self,
@@ -153,10 +181,35 @@ class Decoder:
         return attended.reshape(len(attended), -1)
 
 
-def load_decoder(directory: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+def load_decoder(
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Quantization = "none",
+) -> Decoder:
     """Load a checkpoint of the Llama structure; raises ModelRefused with one clear sentence."""
     config = DecoderConfig.parse(read_json(directory / "config.json"))
-    return Decoder(config, Checkpoint(directory), dtype, device)
+    return Decoder(config, Checkpoint(directory), dtype, device, quantization)
+
+
+def _compiled_linear(linear: PackedLinear) -> CpuLinear:
+    assert linear.packed is not None
+    return CpuLinear(linear.packed, linear.bias)
+
+
+def _compiled_layer(layer: DecoderLayer) -> CpuLayer:
+    return CpuLayer(
+        input_norm=layer.input_norm.float(),
+        qkv=_compiled_linear(layer.qkv),
+        query_norm=None if layer.query_norm is None else layer.query_norm.float(),
+        key_norm=None if layer.key_norm is None else layer.key_norm.float(),
+        output=_compiled_linear(layer.output),
+        mlp_norm=layer.mlp_norm.float(),
+        gate=_compiled_linear(layer.gate_up.gate),
+        up=_compiled_linear(layer.gate_up.up),
+        down=_compiled_linear(layer.down),
+        window=layer.window,
+    )
 
 
 class _Weights:
@@ -168,11 +221,13 @@ class _Weights:
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         device: torch.device,
+        quantization: Quantization,
     ) -> None:
         self.config = config
         self.checkpoint = checkpoint
         self.dtype = dtype
         self.device = device
+        self.quantization = quantization
 
     def embedding(self) -> torch.Tensor:
         shape = (self.config.vocab_size, self.config.hidden_size)
@@ -184,7 +239,7 @@ class _Weights:
     def head(self, embedding: torch.Tensor) -> PackedLinear:
         if self.config.has_tied_embeddings:
             self.checkpoint.skip("lm_head.weight")
-            return PackedLinear(embedding)
+            return PackedLinear(embedding, quantization=self.quantization)
         return self._linear([("lm_head", self.config.vocab_size)], self.config.hidden_size, False)
 
     def layer(self, index: int) -> DecoderLayer:
@@ -194,7 +249,6 @@ class _Weights:
         query_size = config.num_heads * config.head_dim
         key_size = config.num_kv_heads * config.head_dim
         qkv = [("q_proj", query_size), ("k_proj", key_size), ("v_proj", key_size)]
-        gate_up = [(mlp + name, config.intermediate_size) for name in ("gate_proj", "up_proj")]
         output, down = (
             [(attention + "o_proj", config.hidden_size)],
             [(mlp + "down_proj", config.hidden_size)],
@@ -212,7 +266,7 @@ class _Weights:
             key_norm=self.norm(head_norm.format("k"), config.head_dim) if has_norm else None,
             output=self._linear(output, query_size, config.has_output_bias),
             mlp_norm=self.norm(prefix + "post_attention_layernorm.weight", config.hidden_size),
-            gate_up=self._linear(gate_up, config.hidden_size, config.has_mlp_bias),
+            gate_up=self._gate_up(mlp),
             down=self._linear(down, config.intermediate_size, config.has_mlp_bias),
             window=config.windows[index],
         )
@@ -223,7 +277,16 @@ class _Weights:
         """One projection from several of the checkpoint, stacked along the output."""
         weight = [self._tensor(name + ".weight", (size, in_features)) for name, size in parts]
         bias = [self._tensor(name + ".bias", (size,)) for name, size in parts] if has_bias else []
-        return PackedLinear(torch.cat(weight), torch.cat(bias) if bias else None)
+        return PackedLinear(torch.cat(weight), torch.cat(bias) if bias else None, self.quantization)
+
+    def _gate_up(self, mlp: str) -> PackedGatedLinear:
+        size = self.config.intermediate_size
+        names = (mlp + "gate_proj", mlp + "up_proj")
+        gate, up = (self._tensor(n + ".weight", (size, self.config.hidden_size)) for n in names)
+        gate_bias, up_bias = (
+            self._tensor(n + ".bias", (size,)) if self.config.has_mlp_bias else None for n in names
+        )
+        return PackedGatedLinear(gate, up, gate_bias, up_bias, self.quantization)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return self.checkpoint.tensor(name, shape, self.dtype).to(self.device)

@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass
 
+from kernels.linear import Quantization
+
 FUSED = "fused"
+QUALITY: dict[Quantization, str] = {
+    "int8": "the default model chooses another token in 13 of 100 places (KL 0.053)",
+    "int8_weight_only": "the default model chooses another token in 4 of 100 places (KL 0.004)",
+}
+"""What quantising loses against fp32, as `engine.benchmarks.quality` measures it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,7 @@ class LoadReport:
     reason: str
     """Why no faster tier runs it; empty for the first."""
     checks: tuple[Check, ...] = ()
+    quantization: Quantization = "none"
 
     @property
     def is_fused(self) -> bool:
@@ -41,6 +49,8 @@ class LoadReport:
 
     def __str__(self) -> str:
         parts = [self.tier]
+        if self.quantization != "none":
+            parts.append(f"{self.quantization}: {QUALITY[self.quantization]}")
         if self.checks:
             limit = self.checks[0].limit
             errors = ", ".join(str(check) for check in self.checks)

@@ -8,6 +8,8 @@
 #include <cstdint>
 
 #include "context.h"
+#include "decoder.h"
+#include "packed_weight.h"
 
 #define NCOMPASS_API __attribute__((visibility("default")))
 
@@ -34,21 +36,38 @@ NCOMPASS_API const char* ncompass_silu_and_mul(ncompass::Context* context, int64
                                                int64_t intermediate, const void* gate_up,
                                                int64_t stride, ncompass::DType dtype, void* out);
 
+// Each row of x as integers of 8 bits: out [num_rows, length], scales [num_rows] (activations.h).
+NCOMPASS_API const char* ncompass_quantise(ncompass::Context* context, int64_t num_rows,
+                                           int64_t length, const void* x, int64_t stride,
+                                           ncompass::DType dtype, int8_t* out, float* scales);
+
 // Bytes of the packed form of a weight [out_features, in_features].
-NCOMPASS_API int64_t ncompass_packed_bytes(int64_t out_features, int64_t in_features,
-                                           ncompass::DType dtype);
+NCOMPASS_API int64_t ncompass_packed_bytes(ncompass::Context* context, int64_t out_features,
+                                           int64_t in_features, ncompass::WeightForm form);
+// The weight's elements are those of the form. Integers come with a scale for each output.
 NCOMPASS_API const char* ncompass_pack(ncompass::Context* context, int64_t out_features,
                                        int64_t in_features, const void* weight, int64_t stride,
-                                       ncompass::DType dtype, void* packed);
+                                       const float* scales, ncompass::WeightForm form,
+                                       void* packed);
 
 // out = x W^T + bias + residual; bias and residual may be null. The residual has the dtype of out.
 NCOMPASS_API const char* ncompass_linear(ncompass::Context* context, int64_t num_rows,
                                          int64_t out_features, int64_t in_features, const void* x,
                                          int64_t x_stride, ncompass::DType x_dtype,
-                                         const void* packed, ncompass::DType weight_dtype,
+                                         const void* packed, ncompass::WeightForm form,
                                          const float* bias, const void* residual,
                                          int64_t residual_stride, void* out,
                                          ncompass::DType out_dtype);
+
+// out = silu(x G^T + gate_bias) * (x U^T + up_bias): two weights of one shape and form; the biases
+// may be null.
+NCOMPASS_API const char* ncompass_gated_linear(ncompass::Context* context, int64_t num_rows,
+                                               int64_t out_features, int64_t in_features,
+                                               const void* x, int64_t x_stride,
+                                               ncompass::DType x_dtype, const void* gate,
+                                               const float* gate_bias, const void* up,
+                                               const float* up_bias, ncompass::WeightForm form,
+                                               void* out, ncompass::DType out_dtype);
 
 // keys, values: one layer's pages, [num_blocks, num_kv_heads] of them, laid out as kv_pages.h says.
 
@@ -68,6 +87,11 @@ NCOMPASS_API const char* ncompass_paged_attention(
     int64_t num_sequences, const int32_t* query_start, const int32_t* context_lens,
     const int32_t* block_tables, int64_t max_blocks, float scale, int64_t window, float softcap);
 
+// One step of a whole model (decoder.h) in one parallel region.
+NCOMPASS_API const char* ncompass_decode(ncompass::Context* context,
+                                         const ncompass::DecoderModel* model,
+                                         const ncompass::DecoderStep* step);
+
 // tokens[row] = the token drawn from a row of logits, -1 where the largest is not finite. A null
 // temperature takes the largest of every row, and the arrays after it are not read.
 NCOMPASS_API const char* ncompass_sample(ncompass::Context* context, int64_t num_rows,
@@ -77,7 +101,8 @@ NCOMPASS_API const char* ncompass_sample(ncompass::Context* context, int64_t num
                                          const float* min_p, const int64_t* seeds,
                                          const int64_t* positions, int64_t* tokens);
 
-// The machine's limits. unit: 0 = float multiply-add, 1 = the native bf16 dot product (0 without).
+// The machine's limits. unit: 0 = float multiply-add, 1 = the native bf16 dot product (0
+// without), 2 = products of small integers as int8 weights meet them.
 NCOMPASS_API const char* ncompass_measure_arithmetic(ncompass::Context* context, int32_t unit,
                                                      double seconds, double* operations_per_s);
 NCOMPASS_API const char* ncompass_measure_read(ncompass::Context* context, const void* memory,

@@ -70,9 +70,8 @@ void for_each_row_group(Context& context, int64_t num_rows, int64_t elements_per
     return body(int64_t{0}, num_rows);
   }
   const int64_t rows = elements_per_row >= kElementsPerGroup ? 1 : kElementsPerGroup / elements_per_row;
-  TaskList groups((num_rows + rows - 1) / rows, context.team.size());
-  context.team.run([&](int thread) {
-    groups.take(thread, [&](int64_t group, int64_t) {
+  context.team.run([&](Worker& worker) {
+    worker.take((num_rows + rows - 1) / rows, [&](int64_t group, int64_t) {
       const int64_t first = group * rows;
       body(first, first + rows < num_rows ? first + rows : num_rows);
     });

@@ -8,6 +8,8 @@
 //   FloatDot        float x float, one member of the sum per step
 //   WidenedBf16Dot  float x bf16: the pair is widened in registers, two fused multiply-adds
 //   NativeBf16Dot   bf16 x bf16 by vdpbf16ps
+//   WidenedInt8Dot  float x int8, the weight widened in registers
+//   Int8Dot         int8 x int8 in integers, four at once by vpdpbusd where there is VNNI
 //
 // Where vdpbf16ps runs at full rate (Zen 4 and later) it does twice the work of a multiply-add; on
 // Intel cores since Sapphire Rapids it is microcoded to a quarter of that (measured: 86 against 176
@@ -23,9 +25,14 @@
 
 namespace ncompass {
 
+// `Sum` is what a register of the tile holds. A product of integers is turned into floats at the
+// end, with the scales that kHasRowScales and kHasColumnScales say it needs.
 struct FloatDot {
   using Weight = float;
   using Activation = float;
+  using Sum = F32;
+  static constexpr bool kHasRowScales = false;
+  static constexpr bool kHasColumnScales = false;
   static constexpr int kDepth = 1;
 
   template <int kRows, int kVectors>
@@ -43,6 +50,9 @@ struct FloatDot {
 struct WidenedBf16Dot {
   using Weight = bf16;
   using Activation = float;
+  using Sum = F32;
+  static constexpr bool kHasRowScales = false;
+  static constexpr bool kHasColumnScales = false;
   static constexpr int kDepth = 2;
 
   template <int kRows, int kVectors>
@@ -82,6 +92,9 @@ struct WidenedBf16Dot {
 struct NativeBf16Dot {
   using Weight = bf16;
   using Activation = bf16;
+  using Sum = F32;
+  static constexpr bool kHasRowScales = false;
+  static constexpr bool kHasColumnScales = false;
   static constexpr int kDepth = 2;
 
   template <int kRows, int kVectors>
@@ -110,6 +123,48 @@ struct NativeBf16Dot {
 };
 #endif
 
+struct WidenedInt8Dot {
+  using Weight = int8_t;
+  using Activation = float;
+  using Sum = F32;
+  static constexpr bool kHasRowScales = false;
+  static constexpr bool kHasColumnScales = true;
+  static constexpr int kDepth = 1;
+
+  template <int kRows, int kVectors>
+  static inline void step(F32 (&sums)[kRows][kVectors], const float* activations,
+                          int64_t row_stride, const int8_t* weights) {
+    F32 w[kVectors];
+    NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) w[v] = load(weights + v * F32::kWidth);
+    NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+      const F32 a = broadcast(activations[r * row_stride]);
+      NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(a, w[v], sums[r][v]);
+    }
+  }
+};
+
+struct Int8Dot {
+  using Weight = int8_t;
+  using Activation = Int8Activation;
+  using Sum = I32;
+  static constexpr bool kHasRowScales = true;
+  static constexpr bool kHasColumnScales = true;
+  static constexpr int kDepth = kInt8Depth;
+
+  template <int kRows, int kVectors>
+  static inline void step(I32 (&sums)[kRows][kVectors], const Int8Activation* activations,
+                          int64_t row_stride, const int8_t* weights) {
+    Int8Columns w[kVectors];
+    NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      w[v] = load_columns(weights + v * F32::kWidth * kDepth);
+    }
+    NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+      const Int8Columns a = broadcast_activations(activations + r * row_stride);
+      NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) add_dot(sums[r][v], a, w[v]);
+    }
+  }
+};
+
 // Brings memory that is needed soon into the second-level cache, a few lines with each step. (Into
 // the first level it would push out what the loop is using: 19-22 GB/s against 27-30.)
 struct Prefetch {
@@ -126,7 +181,7 @@ struct Prefetch {
 
 // sums[r][v] += activations row r . panel vector v, over `num_steps` steps.
 template <class Dot, int kRows, int kVectors, int kPrefetchLines = 0>
-inline void accumulate(F32 (&sums)[kRows][kVectors], const typename Dot::Activation* activations,
+inline void accumulate(typename Dot::Sum (&sums)[kRows][kVectors], const typename Dot::Activation* activations,
                        int64_t row_stride, const typename Dot::Weight* weights,
                        int64_t weight_step, int64_t num_steps, Prefetch prefetch = {}) {
   for (int64_t step = 0; step < num_steps; ++step) {
@@ -146,8 +201,8 @@ inline void clear(F32 (&sums)[kRows][kVectors]) {
   }
 }
 
-template <int kRows, int kVectors>
-inline void load_tile(const float* from, int64_t row_stride, F32 (&sums)[kRows][kVectors]) {
+template <class Number, class Sum, int kRows, int kVectors>
+inline void load_tile(const Number* from, int64_t row_stride, Sum (&sums)[kRows][kVectors]) {
   NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
     NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
       sums[r][v] = load(from + r * row_stride + v * F32::kWidth);
@@ -155,8 +210,8 @@ inline void load_tile(const float* from, int64_t row_stride, F32 (&sums)[kRows][
   }
 }
 
-template <int kRows, int kVectors>
-inline void store_tile(const F32 (&sums)[kRows][kVectors], float* to, int64_t row_stride) {
+template <class Number, class Sum, int kRows, int kVectors>
+inline void store_tile(const Sum (&sums)[kRows][kVectors], Number* to, int64_t row_stride) {
   NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
     NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
       store(to + r * row_stride + v * F32::kWidth, sums[r][v]);

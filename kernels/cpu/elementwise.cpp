@@ -1,43 +1,7 @@
 // The operations that touch each element once: RMSNorm and SwiGLU's gated activation.
 #include "api.h"
 #include "guard.h"
-
-namespace ncompass {
-namespace {
-
-// x / sqrt(mean(x^2) + eps) * weight. Each lane sums its own column of vectors, then the lanes.
-template <class X, class Out>
-void normalize_row(const X* x, const Out* weight, int64_t hidden, float eps, Out* out) {
-  F32 squares = zero();
-  for_each_vector(hidden, [&](int64_t i, int count) {
-    const F32 value = load(x + i, count);
-    squares = fma(value, value, squares);
-  });
-  const float mean = reduce_add(squares) / static_cast<float>(hidden);
-  const F32 inverse = broadcast(1.0f / std::sqrt(mean + eps));
-  for_each_vector(hidden, [&](int64_t i, int count) {
-    store(out + i, load(x + i, count) * inverse * load(weight + i, count), count);
-  });
-}
-
-template <class X, class Addend>
-void add_row(const X* x, const Addend* addend, int64_t hidden, X* sum) {
-  for_each_vector(hidden, [&](int64_t i, int count) {
-    store(sum + i, load(x + i, count) + load(addend + i, count), count);
-  });
-}
-
-template <class T>
-void silu_and_mul_row(const T* gate, const T* up, int64_t intermediate, T* out) {
-  for_each_vector(intermediate, [&](int64_t i, int count) {
-    const F32 x = load(gate + i, count);
-    const F32 silu = x / (broadcast(1.0f) + exp(zero() - x));
-    store(out + i, silu * load(up + i, count), count);
-  });
-}
-
-}  // namespace
-}  // namespace ncompass
+#include "row_operations.h"
 
 using namespace ncompass;
 

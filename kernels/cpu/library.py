@@ -14,7 +14,7 @@ import ctypes
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import torch
 
@@ -29,15 +29,20 @@ if TYPE_CHECKING:
 __all__ = ["BuildResult", "CpuLibrary", "PackedWeight", "active", "build", "disable", "enable"]
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+Quantization = Literal["none", "int8", "int8_weight_only"]
+FORMS: dict[Quantization, int] = {"int8": 2, "int8_weight_only": 3}
+"""Codes of quantised weights; the others have the code of their dtype."""
 MAX_HEAD_DIM = 512
 MEASUREMENT_S = 0.002
-
 
 _I, _P, _D = c_int64, c_void_p, c_int32
 _SIGNATURES: dict[str, list[object]] = {
     "rms_norm": [_P, _I, _I, _P, _I, _D, _P, _I, _D, _P, _P, _D, c_float, _P],
     "silu_and_mul": [_P, _I, _I, _P, _I, _D, _P],
-    "pack": [_P, _I, _I, _P, _I, _D, _P],
+    "quantise": [_P, _I, _I, _P, _I, _D, _P, _P],
+    "pack": [_P, _I, _I, _P, _I, _P, _D, _P],
+    "gated_linear": [_P, _I, _I, _I, _P, _I, _D, _P, _P, _P, _P, _D, _P, _D],
+    "decode": [_P, _P, _P],
     "linear": [_P, _I, _I, _I, _P, _I, _D, _P, _D, _P, _P, _I, _P, _D],
     "rotary_and_write_kv": [
         *[_P, _P, _P, _I, _I, _I, _D],
@@ -68,12 +73,15 @@ class CpuLibrary:
         self._rms_norm = self._bind("rms_norm")
         self._silu_and_mul = self._bind("silu_and_mul")
         self._pack = self._bind("pack")
+        self._quantise = self._bind("quantise")
         self._linear = self._bind("linear")
+        self._gated_linear = self._bind("gated_linear")
+        self._decode = self._bind("decode")
         self._rotary_and_write_kv = self._bind("rotary_and_write_kv")
         self._paged_attention = self._bind("paged_attention")
         self._sample = self._bind("sample")
         self._library.ncompass_packed_bytes.restype = c_int64
-        self._library.ncompass_packed_bytes.argtypes = [c_int64, c_int64, c_int32]
+        self._library.ncompass_packed_bytes.argtypes = [c_void_p, c_int64, c_int64, c_int32]
         self._library.ncompass_create.restype = c_void_p
         self._library.ncompass_destroy.argtypes = [c_void_p]
         self.num_threads = num_threads
@@ -114,6 +122,10 @@ class CpuLibrary:
     def measure_bf16_dot(self, seconds: float) -> float:
         """Float operations per second of the native bf16 dot product; 0 where there is none."""
         return self._measure("measure_arithmetic", 1, seconds)
+
+    def measure_int8_dot(self, seconds: float) -> float:
+        """Integer operations per second of the product that int8 weights and activations take."""
+        return self._measure("measure_arithmetic", 2, seconds)
 
     def measure_read(self, memory: torch.Tensor) -> float:
         """Bytes per second of reading this tensor once."""
@@ -202,15 +214,31 @@ class CpuLibrary:
         )
         return out if reason is None else _refuse(reason)
 
-    def pack(self, weight: torch.Tensor) -> PackedWeight:
-        """weight: [out_features, in_features] -> its packed form."""
+    def quantise(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: [T, length] -> int8 of the same shape, and the scale of each row [T] fp32."""
+        num_rows, length = x.shape
+        out = torch.empty((num_rows, length), dtype=torch.int8)
+        scales = torch.empty(num_rows)
+        reason = self._quantise(
+            *(self._context, num_rows, length, x.data_ptr(), x.stride(0), DTYPES[x.dtype]),
+            *(out.data_ptr(), scales.data_ptr()),
+        )
+        return (out, scales) if reason is None else _refuse(reason)
+
+    def pack(self, weight: torch.Tensor, quantization: Quantization = "none") -> PackedWeight:
+        """weight: [out_features, in_features] -> its packed form, quantised by output if asked."""
         out_features, in_features = weight.shape
-        code = DTYPES[weight.dtype]
-        num_bytes = self._library.ncompass_packed_bytes(out_features, in_features, code)
-        packed = PackedWeight(out_features, in_features, weight.dtype, lazy_zeros(num_bytes))
+        form, scales, source = DTYPES[weight.dtype], None, weight
+        if quantization != "none":
+            form = FORMS[quantization]
+            source, scales = self.quantise(weight)
+        num_bytes = self._library.ncompass_packed_bytes(
+            self._context, out_features, in_features, form
+        )
+        packed = PackedWeight(out_features, in_features, weight.dtype, form, lazy_zeros(num_bytes))
         reason = self._pack(
-            *(self._context, out_features, in_features),
-            *(weight.data_ptr(), weight.stride(0), code, packed.pointer),
+            *(self._context, out_features, in_features, source.data_ptr(), source.stride(0)),
+            *(None if scales is None else scales.data_ptr(), form, packed.pointer),
         )
         return packed if reason is None else _refuse(reason)
 
@@ -234,12 +262,41 @@ class CpuLibrary:
         assert residual is None or residual.shape == shape, (residual.shape, shape)
         reason = self._linear(
             *(self._context, num_rows, weight.out_features, in_features),
-            *(x.data_ptr(), x.stride(0), DTYPES[x.dtype], weight.pointer, weight.code),
+            *(x.data_ptr(), x.stride(0), DTYPES[x.dtype], weight.pointer, weight.form),
             None if bias is None else bias.data_ptr(),
             *(None, 0) if residual is None else (residual.data_ptr(), residual.stride(0)),
             *(out.data_ptr(), DTYPES[dtype]),
         )
         return out if reason is None else _refuse(reason)
+
+    def gated_linear(
+        self,
+        x: torch.Tensor,
+        gate: PackedWeight,
+        up: PackedWeight,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x: [T, in_features] -> silu(x gate + bias) * (x up + bias), in the weights' dtype."""
+        num_rows, in_features = x.shape
+        assert in_features == gate.in_features == up.in_features, (x.shape, gate.in_features)
+        assert gate.form == up.form
+        assert gate.out_features == up.out_features
+        out = torch.empty((num_rows, gate.out_features), dtype=gate.dtype)
+        reason = self._gated_linear(
+            *(self._context, num_rows, gate.out_features, in_features),
+            *(x.data_ptr(), x.stride(0), DTYPES[x.dtype]),
+            *(gate.pointer, None if gate_bias is None else gate_bias.data_ptr()),
+            *(up.pointer, None if up_bias is None else up_bias.data_ptr()),
+            *(gate.form, out.data_ptr(), DTYPES[out.dtype]),
+        )
+        return out if reason is None else _refuse(reason)
+
+    def decode(self, model: object, step: object) -> None:
+        """Run one step of a whole model; see `kernels.cpu.decoder`, which makes both structures."""
+        reason = self._decode(self._context, model, step)
+        if reason is not None:
+            _refuse(reason)
 
     def rotary_and_write_kv(
         self,
@@ -320,19 +377,24 @@ class CpuLibrary:
 
 
 class PackedWeight:
-    """A weight in the order in which the register tiles read it."""
+    """A weight in the order in which the register tiles read it; `dtype` is that of its results."""
 
-    __slots__ = ("code", "dtype", "in_features", "memory", "out_features", "pointer")
+    __slots__ = ("dtype", "form", "in_features", "memory", "out_features", "pointer")
 
     def __init__(
-        self, out_features: int, in_features: int, dtype: torch.dtype, memory: torch.Tensor
+        self,
+        out_features: int,
+        in_features: int,
+        dtype: torch.dtype,
+        form: int,
+        memory: torch.Tensor,
     ) -> None:
         self.out_features = out_features
         self.in_features = in_features
         self.dtype = dtype
+        self.form = form
         self.memory = memory
         self.pointer = memory.data_ptr()
-        self.code = DTYPES[dtype]
 
 
 _active: list[CpuLibrary] = []

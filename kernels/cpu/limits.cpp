@@ -16,12 +16,18 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }
 
 // Operations per second of step(sums), which counts as `operations`, on all threads together.
-template <class Step>
+inline void start(F32& sum) { sum = zero(); }
+inline void start(I32& sum) {
+  const int32_t zeros[F32::kWidth] = {};
+  sum = load(zeros);
+}
+
+template <class Sum, class Step>
 double measure_rate(Context& context, double seconds, double operations, const Step& step) {
   std::vector<double> rates(context.team.size());
-  context.team.run([&](int thread) {
-    F32 sums[kSums];
-    NCOMPASS_UNROLL for (int i = 0; i < kSums; ++i) sums[i] = zero();
+  context.team.run([&](Worker& worker) {
+    Sum sums[kSums];
+    NCOMPASS_UNROLL for (int i = 0; i < kSums; ++i) start(sums[i]);
     const auto start = std::chrono::steady_clock::now();
     double elapsed = 0;
     int64_t num_steps = 0;
@@ -34,7 +40,7 @@ double measure_rate(Context& context, double seconds, double operations, const S
       num_steps += 10000;
       elapsed = seconds_since(start);
     }
-    rates[thread] = num_steps * operations / elapsed;
+    rates[worker.thread] = num_steps * operations / elapsed;
   });
   double total = 0;
   for (double rate : rates) total += rate;
@@ -42,7 +48,7 @@ double measure_rate(Context& context, double seconds, double operations, const S
 }
 
 double measure_multiply_add(Context& context, double seconds) {
-  return measure_rate(context, seconds, 2.0 * F32::kWidth * kSums, [](F32(&sums)[kSums]) {
+  return measure_rate<F32>(context, seconds, 2.0 * F32::kWidth * kSums, [](F32(&sums)[kSums]) {
     const F32 one = broadcast(1.0f);
     NCOMPASS_UNROLL for (int i = 0; i < kSums; ++i) sums[i] = fma(one, one, sums[i]);
   });
@@ -50,7 +56,7 @@ double measure_multiply_add(Context& context, double seconds) {
 
 double measure_bf16_dot(Context& context, double seconds) {
 #if NCOMPASS_HAS_BF16_DOT
-  return measure_rate(context, seconds, 4.0 * F32::kWidth * kSums, [](F32(&sums)[kSums]) {
+  return measure_rate<F32>(context, seconds, 4.0 * F32::kWidth * kSums, [](F32(&sums)[kSums]) {
     const Pairs ones{_mm512_set1_epi32(0x3f803f80)};
     NCOMPASS_UNROLL for (int i = 0; i < kSums; ++i) add_dot(sums[i], ones, ones);
   });
@@ -60,14 +66,25 @@ double measure_bf16_dot(Context& context, double seconds) {
 #endif
 }
 
+double measure_int8_dot(Context& context, double seconds) {
+  const Int8Activation ones[64 / sizeof(Int8Activation)] = {1, 1, 1, 1};
+  const Int8Columns column = broadcast_activations(ones);
+  return measure_rate<I32>(context, seconds, 2.0 * kInt8Depth * F32::kWidth * kSums,
+                           [&](I32(&sums)[kSums]) {
+                             NCOMPASS_UNROLL for (int i = 0; i < kSums; ++i) {
+                               add_dot(sums[i], column, column);
+                             }
+                           });
+}
+
 // Bytes per second of reading `bytes` once, each thread its own share.
 double measure_read(Context& context, const char* memory, int64_t bytes) {
   constexpr int64_t kGroup = 256;
   constexpr int64_t kAhead = 8192;
   const int64_t share = bytes / context.team.size() / kGroup * kGroup;
   const auto start = std::chrono::steady_clock::now();
-  context.team.run([&](int thread) {
-    const char* from = memory + thread * share;
+  context.team.run([&](Worker& worker) {
+    const char* from = memory + worker.thread * share;
     F32 sum = zero();
     for (int64_t i = 0; i < share; i += kGroup) {
       NCOMPASS_UNROLL for (int64_t line = 0; line < kGroup; line += 64) {
@@ -89,8 +106,9 @@ const char* ncompass_measure_arithmetic(Context* context, int32_t unit, double s
                                         double* rate) {
   return guarded([&] {
     const Session session(context->team);
-    *rate = unit == 0 ? measure_multiply_add(*context, seconds)
-                      : measure_bf16_dot(*context, seconds);
+    *rate = unit == 0   ? measure_multiply_add(*context, seconds)
+            : unit == 1 ? measure_bf16_dot(*context, seconds)
+                        : measure_int8_dot(*context, seconds);
   });
 }
 

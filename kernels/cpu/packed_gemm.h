@@ -1,41 +1,28 @@
 // Matrix products with packed weights: y [M, N] = x [M, K] W^T for every M from one to thousands.
 //
-// A packed weight is a sequence of panels of kPanelWidth outputs (dot.h gives their inside); the last
-// panel is padded with zeros, and so is K up to a multiple of the pair. One task multiplies a block
-// of rows by one panel:
+// One task multiplies a block of rows by one panel of the weight (packed_weight.h):
 //
-//   for each kBlockSteps of K:           the panel's part stays in the first-level cache
+//   for each part of K:                  the panel's part stays in the first-level cache
 //     for each tile of kTileRows rows:   accumulators in registers, carried over K in `sums`
 //
-// In the widened form of bf16 each part of a panel is turned into floats once for all tiles. With a
-// single tile there is nothing to share: the pair is widened in registers on its way from memory,
-// which the same order of additions makes bit-equal.
+// bf16 and int8 that are multiplied as floats are widened: each part of a panel once for all tiles.
+// With few tiles there is little to share: the weights are widened in registers on their way from
+// memory, which the same order of additions makes bit-equal.
 #pragma once
 
 #include <algorithm>
 
-#include "context.h"
-#include "dot.h"
-#include "simd.h"
+#include "activations.h"
+#include "packed_weight.h"
 
 namespace ncompass {
 
-constexpr int kPanelWidth = kTileVectors * F32::kWidth;
-constexpr int kBlockSteps = 128;
+// Steps of a part: with four bytes for each output they fill just over half of the cache.
+constexpr int kPartSteps = kPanelWidth >= 48 ? 144 : 256;
 constexpr int kMaxBlockRows = 256;
 constexpr int64_t kMaxBlockBytes = 1 << 20;  // of activations: half of a second-level cache
 // Up to so many tiles widen the weights in registers, each for itself.
-constexpr int kTilesInRegisters = 4;
-
-constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-
-template <class Weight>
-constexpr int kDepthOf = sizeof(float) / sizeof(Weight);
-
-template <class Weight>
-int64_t panel_elements(int64_t in_features) {
-  return kPanelWidth * round_up(in_features, kDepthOf<Weight>);
-}
+constexpr int kTilesInRegisters = 2;
 
 // How the rows of x are cut: blocks (one task each, per panel) of tiles of nearly equal height.
 struct RowTiling {
@@ -52,26 +39,91 @@ struct RowTiling {
     block_rows = (num_tiles + num_blocks - 1) / num_blocks * tile_rows;
   }
   int64_t num_blocks() const { return (num_rows + block_rows - 1) / block_rows; }
+
+  template <class Dot>
+  static RowTiling of(int64_t num_rows, const PackedWeight<Dot>& weight) {
+    return RowTiling(num_rows, weight.padded_length() * sizeof(typename Dot::Activation));
+  }
 };
 
-// sums [kRows, kPanelWidth] (+)= activations . part of a panel. `is_first` starts from zero.
-// Meanwhile the weights at `next` come nearer, kPrefetchLines with each step, if it is not null.
-template <class Dot, int kRows, int kPrefetchLines>
-void multiply_tile(const typename Dot::Activation* activations, int64_t row_stride,
-                   const typename Dot::Weight* panel, int64_t num_steps, bool is_first,
-                   float* sums, Prefetch next) {
-  F32 tile[kRows][kTileVectors];
-  if (is_first) {
-    clear(tile);
+// Turns the sums of a tile into results, where they are not yet.
+template <class Dot, int kRows>
+void store_results(const typename Dot::Sum (&tile)[kRows][kTileVectors], const float* row_scales,
+                   const float* column_scales, float* results) {
+  if constexpr (!Dot::kHasColumnScales) {
+    store_tile(tile, results, kPanelWidth);
   } else {
-    load_tile(sums, kPanelWidth, tile);
+    F32 columns[kTileVectors];
+    NCOMPASS_UNROLL for (int v = 0; v < kTileVectors; ++v) {
+      columns[v] = load(column_scales + v * F32::kWidth);
+    }
+    NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
+      NCOMPASS_UNROLL for (int v = 0; v < kTileVectors; ++v) {
+        F32 result;
+        if constexpr (Dot::kHasRowScales) {
+          result = to_float(tile[r][v]) * broadcast(row_scales[r]) * columns[v];
+        } else {
+          result = tile[r][v] * columns[v];
+        }
+        store(results + r * kPanelWidth + v * F32::kWidth, result);
+      }
+    }
   }
-  accumulate<Dot, kRows, kTileVectors, kPrefetchLines>(
-      tile, activations, row_stride, panel, kPanelWidth * Dot::kDepth, num_steps, next);
-  store_tile(tile, sums, kPanelWidth);
 }
 
-// [steps][width][2] bf16 -> [2 * steps][width] floats.
+inline void start_tile(const void*, F32& sum) { sum = zero(); }
+inline void start_tile(const int32_t* offsets, I32& sum) { sum = load(offsets); }
+
+// One panel of a weight and a block of rows that meet in a task.
+template <class Dot>
+struct BlockProduct {
+  Rows<Dot> rows;
+  int64_t num_rows;
+  int tile_rows;
+  const typename Dot::Weight* panel;
+  int64_t num_steps;
+  const float* column_scales;
+  const int32_t* offsets;
+  const char* next;  // what to fetch when this panel is done, or null
+  float* sums;       // [num_rows, kPanelWidth]
+
+  [[gnu::noinline]] void run() const;  // compiled once for all dtypes around it
+
+ private:
+  template <class PartDot, int kRows, int kPrefetchLines>
+  void multiply_tile(int64_t row, const typename PartDot::Activation* activations,
+                     const typename PartDot::Weight* part, int64_t steps, bool is_first,
+                     bool is_last, Prefetch prefetch) const;
+};
+
+// sums (+)= activations . part of a panel. Meanwhile the weights to come are brought nearer.
+template <class Dot>
+template <class PartDot, int kRows, int kPrefetchLines>
+void BlockProduct<Dot>::multiply_tile(int64_t row, const typename PartDot::Activation* activations,
+                                      const typename PartDot::Weight* part, int64_t steps,
+                                      bool is_first, bool is_last, Prefetch prefetch) const {
+  using Number = std::conditional_t<Dot::kHasRowScales, int32_t, float>;
+  typename Dot::Sum tile[kRows][kTileVectors];
+  auto* carried = reinterpret_cast<Number*>(sums + row * kPanelWidth);
+  if (is_first) {
+    NCOMPASS_UNROLL for (int v = 0; v < kTileVectors; ++v) {
+      start_tile(offsets + v * F32::kWidth, tile[0][v]);
+      NCOMPASS_UNROLL for (int r = 1; r < kRows; ++r) tile[r][v] = tile[0][v];
+    }
+  } else {
+    load_tile(carried, kPanelWidth, tile);
+  }
+  accumulate<PartDot, kRows, kTileVectors, kPrefetchLines>(
+      tile, activations, rows.stride, part, kPanelWidth * PartDot::kDepth, steps, prefetch);
+  if (is_last) {
+    const float* row_scales = Dot::kHasRowScales ? rows.scales + row : nullptr;
+    store_results<Dot, kRows>(tile, row_scales, column_scales, sums + row * kPanelWidth);
+  } else {
+    store_tile(tile, carried, kPanelWidth);
+  }
+}
+
+// [steps][width][depth] weights -> [steps * depth][width] floats.
 inline void widen_panel(const bf16* panel, int64_t num_steps, float* widened) {
   for (int64_t step = 0; step < num_steps; ++step) {
     NCOMPASS_UNROLL for (int v = 0; v < kTileVectors; ++v) {
@@ -83,43 +135,104 @@ inline void widen_panel(const bf16* panel, int64_t num_steps, float* widened) {
     widened += kPanelWidth * 2;
   }
 }
+inline void widen_panel(const int8_t* panel, int64_t num_steps, float* widened) {
+  for (int64_t i = 0; i < num_steps * kPanelWidth; i += F32::kWidth) {
+    store(widened + i, load(panel + i));
+  }
+}
 
-// sums [num_rows, kPanelWidth] = rows . panel. The first tile of each part of the panel fetches the
-// next part, the last one fetches the start of `next_panel`.
+// The first tile of each part of the panel fetches the next part, in the last one what comes next.
 template <class Dot>
-void multiply_block(const typename Dot::Activation* rows, int64_t row_stride, int64_t num_rows,
-                    int tile_rows, const typename Dot::Weight* panel, int64_t num_steps,
-                    const typename Dot::Weight* next_panel, float* sums) {
-  constexpr bool kWidens = std::is_same_v<Dot, WidenedBf16Dot>;
-  constexpr int kPartSteps = kBlockSteps / Dot::kDepth;
-  constexpr int kLines = kPanelWidth / 16;  // that a step reads: 4 bytes for each output
+void BlockProduct<Dot>::run() const {
+  constexpr bool kWidens =
+      std::is_same_v<Dot, WidenedBf16Dot> || std::is_same_v<Dot, WidenedInt8Dot>;
+  constexpr int kSteps = kWidens ? kPartSteps / Dot::kDepth : kPartSteps;
+  constexpr int kLines = std::max<int>(kPanelWidth * Dot::kDepth * sizeof(*panel) / 64, 1);
   const bool is_widened = kWidens && num_rows > kTilesInRegisters * tile_rows;
-  alignas(64) float widened[kWidens ? kBlockSteps * kPanelWidth : 1];
-  for (int64_t step = 0; step < num_steps; step += kPartSteps) {
-    const int64_t steps = std::min<int64_t>(kPartSteps, num_steps - step);
+  alignas(64) float widened[kWidens ? kPartSteps * kPanelWidth : 1];
+  for (int64_t step = 0; step < num_steps; step += kSteps) {
+    const int64_t steps = std::min<int64_t>(kSteps, num_steps - step);
     const auto* part = panel + step * kPanelWidth * Dot::kDepth;
-    const bool is_last = step + kPartSteps >= num_steps;
-    Prefetch next{reinterpret_cast<const char*>(
-        is_last ? next_panel : part + kPartSteps * kPanelWidth * Dot::kDepth)};
+    const bool is_first = step == 0;
+    const bool is_last = step + kSteps >= num_steps;
+    const auto* next_part = part + kSteps * kPanelWidth * Dot::kDepth;
+    Prefetch prefetch{is_last ? next : reinterpret_cast<const char*>(next_part)};
     if constexpr (kWidens) {
       if (is_widened) widen_panel(part, steps, widened);
     }
     for (int64_t row = 0; row < num_rows; row += tile_rows) {
-      const auto* activations = rows + row * row_stride + step * Dot::kDepth;
-      float* tile_sums = sums + row * kPanelWidth;
+      const auto* activations = rows.data + row * rows.stride + step * Dot::kDepth;
       with_constant<kTileRows>(std::min<int64_t>(tile_rows, num_rows - row), [&](auto height) {
         if constexpr (kWidens) {
           if (is_widened) {
-            return multiply_tile<FloatDot, height(), (kLines + 1) / 2>(
-                activations, row_stride, widened, 2 * steps, step == 0, tile_sums, next);
+            return multiply_tile<FloatDot, height(), (kLines + Dot::kDepth - 1) / Dot::kDepth>(
+                row, activations, widened, steps * Dot::kDepth, is_first, is_last, prefetch);
           }
         }
-        multiply_tile<Dot, height(), kLines>(activations, row_stride, part, steps, step == 0,
-                                             tile_sums, next);
+        multiply_tile<Dot, height(), kLines>(row, activations, part, steps, is_first, is_last,
+                                             prefetch);
       });
-      next.next = nullptr;
+      prefetch.next = nullptr;
     }
   }
+}
+
+// Multiplies rows by all panels of a weight, and calls write(first_row, num_rows, panel, sums) for
+// each block of results [num_rows, kPanelWidth]. Tasks go through the blocks of rows outermost: a
+// block's rows stay in the cache. `sums` has room for RowTiling::block_rows of them.
+template <class Dot, class Write>
+void multiply_panels(Worker& worker, const Rows<Dot>& x, int64_t num_rows,
+                     const PackedWeight<Dot>& weight, float* sums, const Write& write) {
+  const RowTiling tiling = RowTiling::of(num_rows, weight);
+  const int64_t num_panels = weight.num_panels();
+  worker.take(num_panels * tiling.num_blocks(), [&](int64_t task, int64_t next) {
+    const int64_t panel = task % num_panels;
+    const int64_t first_row = task / num_panels * tiling.block_rows;
+    const int64_t rows = std::min(tiling.block_rows, num_rows - first_row);
+    const char* next_panel =
+        next < 0 ? nullptr : reinterpret_cast<const char*>(weight.panel(next % num_panels));
+    block_of(weight, x, first_row, rows, tiling.tile_rows, panel, next_panel, sums).run();
+    write(first_row, rows, panel, sums);
+  });
+}
+
+// The same for two weights of one shape; write(first_row, num_rows, panel, sums, other_sums).
+template <class Dot, class Write>
+void multiply_panel_pairs(Worker& worker, const Rows<Dot>& x, int64_t num_rows,
+                          const PackedWeight<Dot>& weight, const PackedWeight<Dot>& other,
+                          float* sums, const Write& write) {
+  const RowTiling tiling = RowTiling::of(num_rows, weight);
+  const int64_t num_panels = weight.num_panels();
+  float* other_sums = sums + tiling.block_rows * kPanelWidth;
+  worker.take(num_panels * tiling.num_blocks(), [&](int64_t task, int64_t next) {
+    const int64_t panel = task % num_panels;
+    const int64_t first_row = task / num_panels * tiling.block_rows;
+    const int64_t rows = std::min(tiling.block_rows, num_rows - first_row);
+    const char* pair = reinterpret_cast<const char*>(other.panel(panel));
+    const char* next_panel =
+        next < 0 ? nullptr : reinterpret_cast<const char*>(weight.panel(next % num_panels));
+    block_of(weight, x, first_row, rows, tiling.tile_rows, panel, pair, sums).run();
+    block_of(other, x, first_row, rows, tiling.tile_rows, panel, next_panel, other_sums).run();
+    write(first_row, rows, panel, sums, other_sums);
+  });
+}
+
+template <class Dot>
+BlockProduct<Dot> block_of(const PackedWeight<Dot>& weight, const Rows<Dot>& x, int64_t first_row,
+                           int64_t num_rows, int tile_rows, int64_t panel, const char* next,
+                           float* sums) {
+  Rows<Dot> rows{x.data + first_row * x.stride, x.stride, nullptr};
+  if (Dot::kHasRowScales) rows.scales = x.scales + first_row;
+  const bool has_scales = Dot::kHasColumnScales;
+  return {rows,
+          num_rows,
+          tile_rows,
+          weight.panel(panel),
+          weight.num_steps(),
+          has_scales ? weight.scales() + panel * kPanelWidth : nullptr,
+          has_scales ? weight.offsets() + panel * kPanelWidth : nullptr,
+          next,
+          sums};
 }
 
 }  // namespace ncompass

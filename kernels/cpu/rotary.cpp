@@ -1,88 +1,5 @@
-// Rotary position embedding of q and k, fused with writing k and v into the paged cache.
-//
-// For the pair (x[i], x[i + R / 2]) of a head at position p, with (c, s) = cos_sin[p, :, i]:
-//
-//   x1' = x1 c - x2 s,   x2' = x2 c + x1 s
-//
-// Channels from R on are kept. The formula is computed in floats and rounded once.
-#include <algorithm>
-
-#include "kv_pages.h"
-
-namespace ncompass {
-namespace {
-
-struct RotaryCall {
-  int64_t num_heads;
-  void* q;
-  int64_t q_stride;
-  const void* k;
-  int64_t k_stride;
-  const void* v;
-  int64_t v_stride;
-  const float* cos_sin;
-  int64_t rotary_dim;
-  const int64_t* positions;
-  const int64_t* slots;
-};
-
-// out may be x itself.
-template <class T, class Out>
-void rotate(const T* x, const float* cos_sin, int64_t rotary_dim, int64_t head_dim, Out* out) {
-  const int64_t half = rotary_dim / 2;
-  for_each_vector(half, [&](int64_t i, int count) {
-    const F32 x1 = load(x + i, count);
-    const F32 x2 = load(x + half + i, count);
-    const F32 cosine = load(cos_sin + i, count);
-    const F32 sine = load(cos_sin + half + i, count);
-    store(out + i, x1 * cosine - x2 * sine, count);
-    store(out + half + i, x2 * cosine + x1 * sine, count);
-  });
-  for_each_vector(head_dim - rotary_dim, [&](int64_t i, int count) {
-    store(out + rotary_dim + i, load(x + rotary_dim + i, count), count);
-  });
-}
-
-// Scatters one head of one token over its column of the key panel, a pair at a time.
-template <class Element>
-void write_key(const Element* key, int64_t token, int64_t head_dim, Element* panel) {
-  constexpr int kDepth = Pages<Element>::kDepth;
-  Element* column = panel + Pages<Element>::key_offset(token, 0);
-  for (int64_t channel = 0; channel < head_dim; channel += kDepth) {
-    std::memcpy(column, key + channel, kDepth * sizeof(Element));
-    column += kPageTokens * kDepth;
-  }
-}
-
-template <class T, class Element>
-void rotate_and_write_token(const RotaryCall& call, const Pages<Element>& pages, int64_t token,
-                            Element* scratch) {
-  const int64_t head_dim = pages.head_dim;
-  const float* cos_sin = call.cos_sin + call.positions[token] * call.rotary_dim;
-  T* q = static_cast<T*>(call.q) + token * call.q_stride;
-  for (int64_t head = 0; head < call.num_heads; ++head, q += head_dim) {
-    rotate(q, cos_sin, call.rotary_dim, head_dim, q);
-  }
-  if (call.slots[token] < 0) return;
-  const int64_t block = call.slots[token] / kPageTokens;
-  const int64_t place = call.slots[token] % kPageTokens;
-  const T* k = static_cast<const T*>(call.k) + token * call.k_stride;
-  const T* v = static_cast<const T*>(call.v) + token * call.v_stride;
-  for (int64_t head = 0; head < pages.num_kv_heads; ++head, k += head_dim, v += head_dim) {
-    rotate(k, cos_sin, call.rotary_dim, head_dim, scratch);
-    write_key(scratch, place, head_dim, pages.key_panel(block, head));
-    for_each_vector(head_dim, [&](int64_t i, int count) {
-      store(scratch + i, load(v + i, count), count);
-    });
-    Element* values = pages.value_panel(block, head) + pages.value_offset(place, 0);
-    for (int64_t channel = 0; channel < head_dim; ++channel) {
-      values[channel * Pages<Element>::kDepth] = scratch[channel];
-    }
-  }
-}
-
-}  // namespace
-}  // namespace ncompass
+// The operation on one layer; rotary.h tells how.
+#include "rotary.h"
 
 using namespace ncompass;
 
@@ -94,16 +11,9 @@ const char* ncompass_rotary_and_write_kv(
     const int64_t* positions, const int64_t* slots) {
   return guarded([&] {
     check_pages(num_blocks, num_kv_heads, head_dim);
-    require(rotary_dim > 0 && rotary_dim % 2 == 0 && rotary_dim <= head_dim,
-            "rotary: the rotated part is odd or larger than a head");
-    const int64_t num_slots = num_blocks * kPageTokens;
-    for (int64_t token = 0; token < num_tokens; ++token) {
-      require(positions[token] >= 0 && positions[token] < max_positions,
-              "rotary: a position is beyond the table");
-      require(slots[token] < num_slots, "rotary: a slot is beyond the cache");
-    }
     const RotaryCall call{num_heads, q,       q_stride,   k,         k_stride, v,
                           v_stride,  cos_sin, rotary_dim, positions, slots};
+    check(call, num_tokens, head_dim, max_positions, num_blocks);
     const Session session(context->team);
     with_dtype(dtype, [&](auto element) {
       with_dtype(kv_dtype, [&](auto page_element) {

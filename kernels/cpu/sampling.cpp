@@ -235,9 +235,8 @@ const char* ncompass_sample(Context* context, int64_t num_rows, int64_t vocabula
       });
     };
     if (num_rows == 1) return sample(0, 0);
-    TaskList rows(num_rows, context->team.size());
-    context->team.run([&](int thread) {
-      rows.take(thread, [&](int64_t row, int64_t) { sample(row, thread); });
+    context->team.run([&](Worker& worker) {
+      worker.take(num_rows, [&](int64_t row, int64_t) { sample(row, worker.thread); });
     });
   });
 }

@@ -114,4 +114,52 @@ inline F32 high(Pairs p) {
       _mm256_and_si256(p.lanes, _mm256_set1_epi32(static_cast<int>(0xffff0000))))};
 }
 
+// Eight sums of products of small integers.
+struct I32 {
+  __m256i lanes;
+};
+
+inline I32 load(const int32_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+}
+inline void store(int32_t* p, I32 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.lanes);
+}
+inline F32 to_float(I32 x) { return {_mm256_cvtepi32_ps(x.lanes)}; }
+
+inline F32 load(const int8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
+}
+
+// Eight columns of two weights each, widened to 16 bits: the products of bytes would saturate.
+using Int8Activation = int16_t;
+constexpr int kInt8Depth = 2;
+constexpr int kInt8ZeroPoint = 0;
+
+struct Int8Columns {
+  __m256i lanes;
+};
+
+inline Int8Columns load_columns(const int8_t* p) {
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline Int8Columns broadcast_activations(const int16_t* p) {
+  int bits;
+  std::memcpy(&bits, p, sizeof(bits));
+  return {_mm256_set1_epi32(bits)};
+}
+inline void add_dot(I32& sum, Int8Columns a, Int8Columns b) {
+  sum.lanes = _mm256_add_epi32(sum.lanes, _mm256_madd_epi16(a.lanes, b.lanes));
+}
+
+template <class Integer>
+inline void store_integers(Integer* p, F32 x, int count) {
+  int32_t copy[F32::kWidth];
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(copy), _mm256_cvtps_epi32(x.lanes));
+  for (int i = 0; i < count; ++i) p[i] = static_cast<Integer>(copy[i]);
+}
+inline void store(int8_t* p, F32 x, int count) { store_integers(p, x, count); }
+inline void store_activations(int16_t* p, F32 x, int count) { store_integers(p, x, count); }
+
 }  // namespace ncompass

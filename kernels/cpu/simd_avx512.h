@@ -116,4 +116,72 @@ inline void add_dot(F32& sum, Pairs a, Pairs b) {
 }
 #endif
 
+// Sixteen sums of products of small integers.
+struct I32 {
+  __m512i lanes;
+};
+
+inline I32 load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store(int32_t* p, I32 x) { _mm512_storeu_si512(p, x.lanes); }
+inline F32 to_float(I32 x) { return {_mm512_cvtepi32_ps(x.lanes)}; }
+
+inline F32 load(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
+}
+inline void store(int8_t* p, F32 x, int count) {
+  _mm512_mask_cvtepi32_storeu_epi8(p, first_lanes(count), _mm512_cvtps_epi32(x.lanes));
+}
+
+#if defined(__AVX512VNNI__)
+// Sixteen columns of four signed weights each, met by four activations that are shifted to 0..255.
+using Int8Activation = uint8_t;
+constexpr int kInt8Depth = 4;
+constexpr int kInt8ZeroPoint = 128;
+
+struct Int8Columns {
+  __m512i lanes;
+};
+
+inline Int8Columns load_columns(const int8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Int8Columns broadcast_activations(const uint8_t* p) {
+  int bits;
+  std::memcpy(&bits, p, sizeof(bits));
+  return {_mm512_set1_epi32(bits)};
+}
+// Inline assembly, because gcc 12 spills the accumulators of the intrinsic's form.
+inline void add_dot(I32& sum, Int8Columns a, Int8Columns b) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum.lanes) : "v"(a.lanes), "v"(b.lanes));
+}
+inline void store_activations(uint8_t* p, F32 x, int count) {
+  const __m512i shifted =
+      _mm512_add_epi32(_mm512_cvtps_epi32(x.lanes), _mm512_set1_epi32(kInt8ZeroPoint));
+  _mm512_mask_cvtepi32_storeu_epi8(p, first_lanes(count), shifted);
+}
+#else
+// Sixteen columns of two weights each, widened to 16 bits: the products of bytes would saturate.
+using Int8Activation = int16_t;
+constexpr int kInt8Depth = 2;
+constexpr int kInt8ZeroPoint = 0;
+
+struct Int8Columns {
+  __m512i lanes;
+};
+
+inline Int8Columns load_columns(const int8_t* p) {
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline Int8Columns broadcast_activations(const int16_t* p) {
+  int bits;
+  std::memcpy(&bits, p, sizeof(bits));
+  return {_mm512_set1_epi32(bits)};
+}
+inline void add_dot(I32& sum, Int8Columns a, Int8Columns b) {
+  sum.lanes = _mm512_add_epi32(sum.lanes, _mm512_madd_epi16(a.lanes, b.lanes));
+}
+inline void store_activations(int16_t* p, F32 x, int count) {
+  _mm512_mask_cvtepi32_storeu_epi16(p, first_lanes(count), _mm512_cvtps_epi32(x.lanes));
+}
+#endif
+
 }  // namespace ncompass

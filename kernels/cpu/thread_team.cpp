@@ -16,9 +16,9 @@
 namespace ncompass {
 namespace {
 
-constexpr int64_t kSpinNanoseconds = 50'000;
+constexpr int64_t kSpinNanoseconds = 5'000;
 constexpr int64_t kYieldNanoseconds = 1'000'000;
-constexpr int kPausesPerLook = 32;
+constexpr int kPausesPerLook = 8;
 constexpr unsigned kDenormalsAreZero = 0x8040;  // FTZ and DAZ of the MXCSR register
 
 int64_t now_nanoseconds() {
@@ -82,6 +82,7 @@ void ThreadTeam::start_workers() {
   };
   workers_.clear();
   num_arrived_ = 0;
+  for (Counter& counter : counters_) counter.num_taken = 0;
   generation_.num_sleeping = 0;
   barrier_generation_.num_sleeping = 0;
   // Signals belong to the threads of the host program.
@@ -121,26 +122,51 @@ void ThreadTeam::work(int thread, uint32_t generation) {
     generation_.wait_while(generation);
     ++generation;
     if (is_stopping_) return;
-    body_(opaque_, thread);
-    barrier();
+    keep_apart();
+    Worker worker(*this, thread);
+    body_(opaque_, worker);
+    worker.barrier();
   }
+}
+
+// Moves this thread to another core if one of the team is on this one already.
+void ThreadTeam::keep_apart() {
+  const int core = sched_getcpu();
+  if (core < 0 || core >= 64) return;
+  const uint64_t own = uint64_t{1} << core;
+  if ((taken_cores_.fetch_or(own) & own) == 0) return;
+  cpu_set_t allowed, free_ones;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  free_ones = allowed;
+  const uint64_t taken = taken_cores_.load();
+  for (int i = 0; i < 64; ++i) {
+    if (taken >> i & 1) CPU_CLR(i, &free_ones);
+  }
+  if (CPU_COUNT(&free_ones) == 0 || sched_setaffinity(0, sizeof(free_ones), &free_ones) != 0) return;
+  sched_setaffinity(0, sizeof(allowed), &allowed);  // it moves at once, and is free again
+  const int new_core = sched_getcpu();
+  if (new_core >= 0 && new_core < 64) taken_cores_.fetch_or(uint64_t{1} << new_core);
 }
 
 void ThreadTeam::run_erased(ErasedBody body, const void* opaque) {
   if (num_threads_ > 1) {
+    const int core = sched_getcpu();
+    taken_cores_ = core >= 0 && core < 64 ? uint64_t{1} << core : 0;
     body_ = body;
     opaque_ = opaque;
     generation_.set(generation_.value.load() + 1);
   }
-  body(opaque, 0);
-  barrier();
+  Worker caller(*this, 0);
+  body(opaque, caller);
+  caller.barrier();
 }
 
-void ThreadTeam::barrier() {
-  if (num_threads_ == 1) return;
+// The last to arrive makes the counters ready for what follows, while all the others wait.
+void ThreadTeam::barrier(int num_takes) {
   const uint32_t generation = barrier_generation_.value.load();
   if (num_arrived_.fetch_add(1) == num_threads_ - 1) {
-    num_arrived_.store(0);
+    num_arrived_.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < num_takes; ++i) counters_[i].num_taken.store(0, std::memory_order_relaxed);
     barrier_generation_.set(generation + 1);
   } else {
     barrier_generation_.wait_while(generation);

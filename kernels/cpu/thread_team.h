@@ -1,14 +1,17 @@
 // A team of threads that runs one body at a time, and sleeps when there is none.
 //
 // Between two operations of a step the workers spin, so that starting one costs about a microsecond;
-// after 50 us they yield their core at every turn, after 1 ms they sleep in the kernel, so that an
-// idle engine burns nothing. Work is handed out by `TaskList`, never split in advance: a thread that
-// lost its core to a neighbour simply takes fewer tasks.
+// after 5 us they yield their core at every turn, after 1 ms they sleep in the kernel, so that an
+// idle engine burns nothing. Two of a team that find themselves on one core part at once: the
+// kernel may leave them there for seconds, and then every meeting costs a change of context.
+// Work is handed out by `Worker::take`, never split in advance: a thread that lost its core to a
+// neighbour simply takes fewer tasks.
 #pragma once
 
 #include <pthread.h>
 
 #include <atomic>
+#include <cassert>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -24,6 +27,8 @@ struct alignas(64) Signal {
   void set(uint32_t next);
 };
 
+class Worker;
+
 class ThreadTeam {
  public:
   explicit ThreadTeam(int num_threads);
@@ -33,25 +38,30 @@ class ThreadTeam {
 
   int size() const { return num_threads_; }
 
-  // Calls body(thread) once on each thread, the caller being thread 0, and returns when all are
+  // Calls body(worker) once on each thread, the caller being thread 0, and returns when all are
   // done. The body must not throw. Only the holder of a `Session` may call it.
   template <class Body>
   void run(const Body& body) {
-    run_erased([](const void* opaque, int thread) { (*static_cast<const Body*>(opaque))(thread); },
+    run_erased([](const void* opaque, Worker& worker) { (*static_cast<const Body*>(opaque))(worker); },
                &body);
   }
 
-  // Inside `run`: waits until every thread of the team has come here.
-  void barrier();
-
  private:
   friend class Session;
-  using ErasedBody = void (*)(const void*, int);
+  friend class Worker;
+  using ErasedBody = void (*)(const void*, Worker&);
+
+  static constexpr int kTakes = 8;  // lists of tasks between two barriers
+  struct alignas(64) Counter {
+    std::atomic<int64_t> num_taken{0};
+  };
 
   void run_erased(ErasedBody body, const void* opaque);
+  void barrier(int num_takes);
   void start_workers();
   void stop_workers();
   void work(int thread, uint32_t generation);
+  void keep_apart();
 
   const int num_threads_;
   std::mutex mutex_;
@@ -63,6 +73,53 @@ class ThreadTeam {
   Signal generation_;
   Signal barrier_generation_;
   alignas(64) std::atomic<int> num_arrived_{0};
+  Counter counters_[kTakes];
+  alignas(64) std::atomic<uint64_t> taken_cores_{0};  // in this region, of the first 64
+};
+
+// One thread of a region. All of them must call `take` and `barrier` in the same order.
+class Worker {
+ public:
+  Worker(ThreadTeam& team, int thread) : thread(thread), team_(team) {}
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  const int thread;
+
+  int num_threads() const { return team_.num_threads_; }
+
+  // Waits until every thread of the team has come here.
+  void barrier() {
+    team_.barrier(num_takes_);
+    num_takes_ = 0;
+  }
+
+  // Calls body(task, likely_next) for those of the tasks 0..num_tasks-1 that fall to this thread:
+  // each is taken once, by whoever is free. The task that it will probably take next is a hint for
+  // fetching memory; it is -1 at the end of the list.
+  //
+  // Two threads eat the list from its two ends: each then reads one contiguous stretch of memory.
+  template <class Body>
+  void take(int64_t num_tasks, const Body& body) {
+    assert(num_takes_ < ThreadTeam::kTakes);
+    std::atomic<int64_t>& num_taken = team_.counters_[num_takes_++].num_taken;
+    const int64_t num_threads = team_.num_threads_;
+    const bool from_the_end = num_threads == 2 && thread == 1;
+    int64_t own = 0;
+    while (true) {
+      const int64_t ticket = num_taken.fetch_add(1, std::memory_order_relaxed);
+      if (ticket >= num_tasks) return;
+      if (num_threads != 2) own = ticket;
+      const int64_t next = own + (num_threads == 2 ? 1 : num_threads);
+      const int64_t last = num_tasks - 1;
+      body(from_the_end ? last - own : own, next > last ? -1 : from_the_end ? last - next : next);
+      ++own;
+    }
+  }
+
+ private:
+  ThreadTeam& team_;
+  int num_takes_ = 0;
 };
 
 // The right to use a team: one caller at a time, in the floating-point mode of the workers.
@@ -79,36 +136,6 @@ class Session {
  private:
   ThreadTeam& team_;
   unsigned caller_mode_;
-};
-
-// Tasks 0..num_tasks-1 of one parallel region, each taken once, by whoever is free.
-//
-// Two threads eat the list from its two ends: each then reads one contiguous stretch of memory.
-class TaskList {
- public:
-  TaskList(int64_t num_tasks, int num_threads) : num_tasks_(num_tasks), num_threads_(num_threads) {}
-
-  // Calls body(task, likely_next) for the tasks that fall to this thread. The task that it will
-  // probably take next is a hint for fetching memory; it is -1 at the end of the list.
-  template <class Body>
-  void take(int thread, const Body& body) {
-    const bool from_the_end = num_threads_ == 2 && thread == 1;
-    int64_t own = 0;
-    while (true) {
-      const int64_t ticket = num_taken_.fetch_add(1, std::memory_order_relaxed);
-      if (ticket >= num_tasks_) return;
-      if (num_threads_ != 2) own = ticket;
-      const int64_t next = own + (num_threads_ == 2 ? 1 : num_threads_);
-      const int64_t last = num_tasks_ - 1;
-      body(from_the_end ? last - own : own, next > last ? -1 : from_the_end ? last - next : next);
-      ++own;
-    }
-  }
-
- private:
-  const int64_t num_tasks_;
-  const int num_threads_;
-  alignas(64) std::atomic<int64_t> num_taken_{0};
 };
 
 }  // namespace ncompass

@@ -76,7 +76,7 @@ def test_neighbours_of_the_output_are_left_alone(
     expected = cpu_library.linear(x, weight)
     cpu_library._linear(
         *(cpu_library._context, 5, 50, 34, x.data_ptr(), 34, DTYPES.index(dtype)),
-        *(weight.pointer, weight.code, None, None, 0, guarded[1].data_ptr(), DTYPES.index(dtype)),
+        *(weight.pointer, weight.form, None, None, 0, guarded[1].data_ptr(), DTYPES.index(dtype)),
     )
     assert torch.equal(guarded[1:6], expected)
     assert bool((guarded[0] == 7).all())
