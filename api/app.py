@@ -17,6 +17,8 @@ from api.routes import (
     messages,
     model_requests,
     models,
+    quote,
+    responses,
     signup,
     usage,
 )
@@ -27,6 +29,8 @@ ROUTERS = (
     chat_completions.router,
     completions.router,
     messages.router,
+    responses.router,
+    quote.router,
     signup.router,
     credits.router,
     keys.router,

@@ -5,7 +5,7 @@ recursion is bounded by the interpreter's own limit.
 """
 
 import asyncio
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -67,12 +67,17 @@ def parse_json(body: bytes) -> object:
         raise InvalidRequest("The body is nested too deeply.") from None
 
 
+def parse_object(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises InvalidRequest."""
+    content = parse_json(body)
+    if not isinstance(content, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    return content
+
+
 async def read_json(request: Request, schema: type[Body], settings: ApiSettings) -> Body:
     """The body as `schema`, validated completely.
 
     Raises InvalidRequest or pydantic's ValidationError; `api.errors` answers both with 400.
     """
-    content = parse_json(await read_body(request, settings))
-    if not isinstance(content, dict):
-        raise InvalidRequest("The body must be a JSON object.")
-    return schema.model_validate(content)
+    return schema.model_validate(parse_object(await read_body(request, settings)))

@@ -18,6 +18,7 @@ from accounts.settings import AccountsSettings
 from accounts.throttle import Throttle
 from api.catalogue import Catalogue
 from api.metrics import Metrics
+from api.prefixes import Prefixes
 from api.running import Running
 from api.settings import ApiSettings
 from api.tokenizers import Tokenizers
@@ -57,6 +58,7 @@ class Services:
     password_hasher: PasswordHasher
     throttle: Throttle
     running: Running
+    prefixes: Prefixes
     metrics: Metrics
     clock: Clock
 
@@ -146,6 +148,7 @@ def _assemble(
         password_hasher=PasswordHasher(accounts),
         throttle=Throttle(redis, accounts),
         running=running,
+        prefixes=Prefixes(),
         metrics=Metrics(running),
         clock=clock,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request
@@ -13,13 +14,16 @@ from api.body import Body, read_json
 from api.catalogue import Listing
 from api.conversation import Conversation
 from api.dependencies import Services
+from api.errors import InvalidRequest
 from api.formats import AnswerHead, FormatFactory
 from api.generation import ABORTED, PLATFORM_FAULT, Generation
 from api.outputs.reading import PLAIN, Reading
+from api.parts import parts_of
 from api.placement import Order
 from api.schemas.sampling import SamplingBody, stop_strings
 from api.streaming import Answer, StreamedAnswer, WholeAnswer
 from api.tokenizers import LoadedTokenizer
+from billing.hold_operations import Outcome
 from engine.messages import Structure
 
 
@@ -87,6 +91,8 @@ class Intake:
         An output limit beyond what the context leaves is clamped to that; without one, the answer
         may run to the end of the context.
         """
+        if structure is not None:
+            self._require_an_end()
         tokenizer = self.loaded.tokenizer
         room = self.listing.model.context_length - len(prompt_token_ids)
         return Order(
@@ -110,6 +116,14 @@ class Intake:
             structure=structure,
         )
 
+    def _require_an_end(self) -> None:
+        """A form says itself where the answer ends. Raises InvalidRequest for what contradicts."""
+        for param in ("min_tokens", "ignore_eos"):
+            if getattr(self.body, param):
+                raise InvalidRequest(
+                    f"'{param}' contradicts the form that is required of the answer.", param=param
+                )
+
 
 async def take_in(services: Services, arrival: Arrival, body: SamplingBody) -> Intake:
     """Find the model that `body` asks for. Raises ModelNotFound."""
@@ -123,24 +137,26 @@ async def read(request: Request, schema: type[Body], services: Services) -> Body
 
 
 class GenerationResponse(Response):
-    """Runs a generation and writes its answer by raw ASGI messages.
+    """Runs generations and writes their one answer by raw ASGI messages.
 
-    The generation belongs to a task of its own. This one, the connection's, only watches the
-    client: when it hangs up, streamed or not, the generation is told to stop.
+    Each generation belongs to a task of its own. This one, the connection's, only watches the
+    client: when it hangs up, streamed or not, the generations are told to stop.
     """
 
     def __init__(
         self,
         services: Services,
-        order: Order,
+        orders: Sequence[Order],
         model: str,
         format_of: FormatFactory,
         *,
         include_usage: bool = True,
     ) -> None:
+        """The orders have the same parameters, and differ in their prompts."""
         super().__init__()
         self._services = services
-        self._order = order
+        self._orders = orders
+        order = orders[0]
         self._format = format_of(
             AnswerHead(
                 response_id=order.request_id,
@@ -154,7 +170,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the request; raises only what can still become a status."""
-        generation = Generation(self._services, self._order)
+        generations = [Generation(self._services, order) for order in self._orders]
         watching = asyncio.create_task(hang_up(receive))
         try:
             # One turn of the loop: a client that left while its prompt was tokenized is seen now,
@@ -162,27 +178,57 @@ class GenerationResponse(Response):
             await asyncio.sleep(0)
             if watching.done():
                 return
-            producing = self._services.running.start(generation.run(self._answer(send)))
-            await asyncio.wait({producing, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if not producing.done():
-                generation.abort(ABORTED)
-            await asyncio.shield(producing)
+            answers = parts_of(self._answer(send), len(generations), self._orders[0].num_choices)
+            producing = {
+                self._services.running.start(generation.run(answer))
+                for generation, answer in zip(generations, answers, strict=True)
+            }
+            await self._see_through(generations, producing, watching)
         except asyncio.CancelledError:
-            # The server is stopping. The books are closed by the task that goes on.
-            generation.abort(PLATFORM_FAULT)
+            # The server is stopping. The books are closed by the tasks that go on.
+            _abort(generations, PLATFORM_FAULT)
             raise
         finally:
             watching.cancel()
 
+    async def _see_through(
+        self,
+        generations: list[Generation],
+        producing: set[asyncio.Task[None]],
+        watching: asyncio.Task[None],
+    ) -> None:
+        """Wait for the end of all; raises the failure of the first that failed."""
+        failure: BaseException | None = None
+        while producing:
+            done, _ = await asyncio.wait(
+                producing if watching.done() else {*producing, watching},
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if watching in done:
+                _abort(generations, ABORTED)
+            for task in done & producing:
+                failure = failure or task.exception()
+            producing -= done
+            if failure is not None:
+                _abort(generations, ABORTED)
+        if failure is not None:
+            raise failure
+
     def _answer(self, send: Send) -> Answer:
-        if not self._order.is_streamed:
+        order = self._orders[0]
+        if not order.is_streamed:
             return WholeAnswer(send, self._format)
         return StreamedAnswer(
             send,
             self._format,
             send_timeout_s=self._services.settings.send_timeout_s,
-            may_start=self._order.structure is None,
+            may_start=order.structure is None,
         )
+
+
+def _abort(generations: list[Generation], outcome: Outcome) -> None:
+    for generation in generations:
+        generation.abort(outcome)
 
 
 async def hang_up(receive: Receive) -> None:

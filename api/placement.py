@@ -64,6 +64,7 @@ async def place(services: Services, order: Order) -> Placement:
     Raises InsufficientCredit, KeyRevoked, OrganizationFrozen, ModelUnavailable.
     """
     request = await _engine_request(services, order)
+    services.prefixes.note(request.tenant, request.model, request.prompt_token_ids)
     submitting = services.running.start(services.broker.submit(request, confirmed=False))
     try:
         hold = await services.hold_writer.admit(_hold_request(services, order))
@@ -87,7 +88,7 @@ async def _engine_request(services: Services, order: Order) -> GenerateRequest:
     model = order.listing.model.name
     arrival_ms = order.arrived_at_us // 1_000
     price = queue_price(
-        await _cost_model(services, model),
+        await cost_model_of(services, model) or UNCALIBRATED,
         len(order.prompt_token_ids),
         arrival_ms=arrival_ms,
         alpha=services.settings.priority_alpha,
@@ -108,11 +109,11 @@ async def _engine_request(services: Services, order: Order) -> GenerateRequest:
     )
 
 
-async def _cost_model(services: Services, model: str) -> CostModel:
-    """What a worker of this model has measured; a guess until one has spoken."""
+async def cost_model_of(services: Services, model: str) -> CostModel | None:
+    """What a worker of this model has measured; None until one has spoken."""
     heartbeats = await services.broker.heartbeats(model)
     known = (beat.cost_model for beat in heartbeats if beat.cost_model is not None)
-    return next(known, UNCALIBRATED)
+    return next(known, None)
 
 
 def _hold_request(services: Services, order: Order) -> AdmitHold:

@@ -13,7 +13,6 @@ from pydantic import Discriminator, Field, Tag
 from api.conversation import Tool, ToolUse
 from api.errors import InvalidRequest
 from api.schemas.base import RequestBody
-from api.schemas.sampling import refuse
 from engine.messages import Structure
 
 SOURCE_LENGTH_MAX = 65_536
@@ -84,8 +83,9 @@ ResponseFormat = Annotated[
 
 def structure_of(wanted: ResponseFormat | None, use: ToolUse) -> Structure | None:
     """What the worker is to enforce. Raises InvalidRequest for what it could not."""
-    refuse("tool_choice", use.choice == "required")
-    refuse("response_format", wanted is not None and wanted.type != "text")
+    for number, tool in enumerate(use.tools):
+        is_promised = tool.is_strict and use.choice == "required"
+        check_schema(tool.parameters, f"tools[{number}]", is_strict=is_promised)
     if use.choice == "required":
         if wanted is not None and wanted.type != "text":
             raise InvalidRequest(
@@ -114,7 +114,6 @@ def forced_calls(use: ToolUse) -> Structure:
     calls = []
     definitions: dict[str, Any] = {}
     for number, tool in enumerate(use.offered):
-        check_schema(tool.parameters, f"tools[{number}]", is_strict=tool.is_strict)
         place = f"tool_{number}"
         definitions[place] = _moved(_parameters(tool), f"#/$defs/{place}")
         calls.append(

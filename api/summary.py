@@ -45,6 +45,8 @@ class Summary:
     timings: Timings
     reasoning_tokens: int = 0
     """Those of `completion_tokens` that the model spent on reasoning."""
+    num_prompts: int = 1
+    """Generations whose sum this is."""
 
     def usage(self) -> dict[str, Any]:
         """The `usage` object. `prompt_tokens` includes the cached ones, as OpenAI counts."""

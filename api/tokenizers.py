@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from api.conversation import Conversation
-from api.errors import InvalidRequest
+from api.errors import InvalidRequest, UnsupportedParameter
 from engine.catalog import HostedModel
 from engine.errors import PromptTooLong
 from engine.tokenization import Tokenizer
@@ -59,6 +59,18 @@ class LoadedTokenizer:
             return self._fitting(await self.tokenizer.encode_text(text, add_special_tokens=True))
         async with self.gate:
             return self._fitting(await self.tokenizer.encode_text(text, add_special_tokens=True))
+
+    async def encode_infill(self, prefix_ids: list[int], suffix: str) -> list[int]:
+        """What is to be written between a prefix and a suffix. Raises UnsupportedParameter."""
+        tokenizer = self.tokenizer
+        if tokenizer.infill_ids is None:
+            raise UnsupportedParameter(
+                "This model was not trained to fill in the middle of a text.", param="suffix"
+            )
+        self._refuse_hopeless(len(suffix))
+        prefix, middle_suffix, middle = tokenizer.infill_ids
+        suffix_ids = await tokenizer.encode_text(suffix, add_special_tokens=False)
+        return self._fitting([prefix, *prefix_ids, middle_suffix, *suffix_ids, middle])
 
     def checked(self, token_ids: list[int]) -> list[int]:
         """Ids from the caller. Raises InvalidRequest outside of the vocabulary, PromptTooLong."""

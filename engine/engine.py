@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,6 +30,9 @@ from engine.sampler import Sampled
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
+
+if TYPE_CHECKING:  # only workers load the grammar engine
+    from engine.structured import Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +123,11 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
         )
 
-    def add(self, request: GenerateRequest) -> None:
-        """Let a request wait for its prefill; one that cannot run is answered with an error."""
+    def add(self, request: GenerateRequest, grammar: "Grammar | None" = None) -> None:
+        """Let a request wait for its prefill; one that cannot run is answered with an error.
+
+        A request with a structure needs its compiled `grammar`; its API node hears that it has one.
+        """
         if request.request_id in self._open_choices:
             self.cancel(request.request_id, is_silent=True)  # an earlier attempt came back to us
         problem = self._problem_with(request)
@@ -135,7 +142,14 @@ class Engine:
             elif sequence.num_generated >= request.authorized_tokens:
                 self._end(sequence, "length")
             else:
+                self._accept_grammar(sequence, grammar)
                 self._scheduler.add(sequence)
+
+    def refuse(self, request: GenerateRequest, reason: str, *, is_callers_fault: bool) -> None:
+        """Answer a request that was never added: it cannot be served."""
+        first = Sequence.all_of(request, self._now_us())[0]
+        self._open_choices[request.request_id] = first.num_choices
+        self._end(first, "error", error=reason, is_refused=is_callers_fault)
 
     def cancel(
         self, request_id: str, attempt: int | None = None, *, is_silent: bool = False
@@ -218,6 +232,8 @@ class Engine:
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now_us: int
     ) -> None:
         """One sampled token leaves in a frame, and may be the last one."""
+        if sequence.structure is not None:
+            sequence.structure.accept(token)
         is_first = sequence.first_token_us is None
         sequence.first_token_us = now_us if is_first else sequence.first_token_us
         reason = self._finish_reason(sequence, token)
@@ -256,6 +272,7 @@ class Engine:
         *,
         error: str | None = None,
         is_silent: bool = False,
+        is_refused: bool = False,
     ) -> None:
         """End a sequence outside the course of things; one that has not forked has many choices."""
         request = sequence.request
@@ -268,6 +285,7 @@ class Engine:
                 choice=choice,
                 finish_reason=reason,
                 error=error,
+                is_refused=is_refused,
                 timing=self._timing(sequence),
             )
             if not is_silent:
@@ -299,6 +317,21 @@ class Engine:
         )
 
     # inside
+
+    def _accept_grammar(self, sequence: Sequence, grammar: "Grammar | None") -> None:
+        request = sequence.request
+        if grammar is None:
+            return
+        sequence.structure = grammar.start(sequence.output_token_ids.tolist())
+        accepted = TokenFrame(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            first_index=sequence.num_generated,
+            token_ids=(),
+            choice=sequence.choice,
+            is_accepted=True,
+        )
+        self._say(request.node, accepted)
 
     def _say(self, node: str, frame: TokenFrame) -> None:
         self._output.frames.setdefault(node, []).append(frame)

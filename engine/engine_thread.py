@@ -4,7 +4,8 @@ import structlog
 
 from engine.engine import Engine, StepOutput
 from engine.mailbox import EngineOrders, Mailbox
-from engine.messages import IntegrityReport
+from engine.messages import GenerateRequest, IntegrityReport
+from engine.structured import CompiledRequest, StructureDesk
 
 logger = structlog.get_logger(__name__)
 
@@ -15,9 +16,10 @@ MAX_FAILURES_IN_A_ROW = 5
 class EngineThread:
     """Runs the engine until it is told to stop. `run` is the thread's whole life."""
 
-    def __init__(self, engine: Engine, mailbox: Mailbox) -> None:
+    def __init__(self, engine: Engine, mailbox: Mailbox, desk: StructureDesk) -> None:
         self._engine = engine
         self._mailbox = mailbox
+        self._desk = desk
         self._num_failures = 0
 
     def run(self) -> None:
@@ -41,18 +43,44 @@ class EngineThread:
     def _obey(self, orders: EngineOrders) -> None:
         engine = self._engine
         for request in orders.requests:
-            engine.add(request)
+            if request.structure is None:
+                engine.add(request)
+            else:
+                self._desk.take(request)
+        for compiled in orders.compiled:
+            self._add_compiled(compiled)
         for cancel in orders.cancels:
+            self._end_compiling(self._desk.withdraw(cancel.request_id, cancel.attempt))
             engine.cancel(cancel.request_id, cancel.attempt)
         for request_id, attempt in orders.lost.items():
+            self._desk.withdraw(request_id, attempt)
             engine.cancel(request_id, attempt, is_silent=True)
         if orders.dead_nodes:
+            self._end_compiling(self._desk.withdraw(nodes=orders.dead_nodes))
             engine.cancel_nodes(orders.dead_nodes)
         if orders.is_draining:
-            self._mailbox.tell(engine.stats, withdrawn=engine.withdraw_waiting())
+            compiling = [request.request_id for request in self._desk.withdraw()]
+            self._mailbox.tell(engine.stats, withdrawn=engine.withdraw_waiting() + compiling)
         for check in orders.checks:
             report = IntegrityReport(token=check.token, problems=engine.problems())
             self._mailbox.tell(engine.stats, integrity=report)
+
+    def _add_compiled(self, compiled: CompiledRequest) -> None:
+        if not self._desk.finish(compiled):
+            return
+        grammar = compiled.grammar
+        if grammar is None:
+            reason = "the grammar could not be compiled"
+            self._engine.refuse(compiled.request, reason, is_callers_fault=False)
+        elif grammar.compiled is None:
+            self._engine.refuse(compiled.request, grammar.refusal, is_callers_fault=True)
+        else:
+            self._engine.add(compiled.request, grammar)
+
+    def _end_compiling(self, requests: list[GenerateRequest]) -> None:
+        """Nobody waits for them any more; the queue hears that they have ended."""
+        for request in requests:
+            self._engine.refuse(request, "cancelled", is_callers_fault=False)
 
     def _step(self) -> StepOutput:
         """One step; a failing one ends its own requests with an error and no others."""

@@ -3,9 +3,13 @@
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.engine import EngineStats, StepOutput
 from engine.messages import Cancel, CheckIntegrity, GenerateRequest, IntegrityReport
+
+if TYPE_CHECKING:  # it imports this module
+    from engine.structured import CompiledRequest
 
 
 @dataclass(slots=True)
@@ -18,6 +22,7 @@ class EngineOrders:
     """Attempts of requests that belong to another worker by now: stop them, say nothing."""
     dead_nodes: set[str] = field(default_factory=set)
     checks: list[CheckIntegrity] = field(default_factory=list)
+    compiled: "list[CompiledRequest]" = field(default_factory=list)
     is_draining: bool = False
     is_stopping: bool = False
 
@@ -30,6 +35,7 @@ class EngineOrders:
             or self.lost
             or self.dead_nodes
             or self.checks
+            or self.compiled
             or self.is_draining
             or self.is_stopping
         )
@@ -69,6 +75,7 @@ class Mailbox:
         lost: dict[str, int] | None = None,
         dead_nodes: set[str] | None = None,
         checks: list[CheckIntegrity] | None = None,
+        compiled: "list[CompiledRequest] | None" = None,
     ) -> None:
         """Leave orders; wakes the engine thread if there are any."""
         with self._lock:
@@ -77,6 +84,7 @@ class Mailbox:
             self._orders.lost |= lost or {}
             self._orders.dead_nodes |= dead_nodes or set()
             self._orders.checks += checks or []
+            self._orders.compiled += compiled or []
             if not self._orders.is_empty:
                 self._ordered.notify()
 

@@ -52,7 +52,7 @@ def sample_step(
 
 
 def adjust_logits(logits: torch.Tensor, adjusted: list[tuple[int, Sequence]]) -> torch.Tensor:
-    """A copy of the logits with biases, penalties and minimum lengths applied to some rows."""
+    """A copy of the logits with biases, penalties, minimum lengths and grammars applied."""
     out = logits.float().clone()
     index = torch.tensor([row for row, _ in adjusted], device=out.device)
     some = out[index]  # [A, vocab]
@@ -67,6 +67,8 @@ def adjust_logits(logits: torch.Tensor, adjusted: list[tuple[int, Sequence]]) ->
     some -= _column([s.presence_penalty for s in samplings], some) * (in_output > 0)
     for row, (sampling, sequence) in enumerate(zip(samplings, sequences, strict=True)):
         _bias_row(some[row], sampling, sequence.num_generated)
+        if sequence.structure is not None:
+            sequence.structure.mask(some[row])
     out[index] = some
     return out
 

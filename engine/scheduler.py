@@ -213,6 +213,7 @@ class Scheduler:
         self.slots.num_authorized[slot] = sequence.request.authorized_tokens
         self.slots.num_preemptions[slot] = sequence.num_preemptions
         self.slots.order[slot] = sequence.order
+        self.slots.is_adjusted[slot] |= sequence.structure is not None
 
     def _schedule_chunk(self, sequence: Sequence, num_tokens: int) -> ScheduledChunk | None:
         """Allocate the chunk's blocks; None when there are too few, the sequence then pauses."""

@@ -8,12 +8,16 @@ A preempted sequence keeps its output; its tokens are computed again as if all w
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.messages import GenerateRequest
 from engine.prefix_cache import extend_hash, root_hash
+
+if TYPE_CHECKING:  # the grammar engine takes seconds to import; only workers need it
+    from engine.structured import StructureState
 
 NO_SLOT = -1
 
@@ -43,6 +47,8 @@ class Sequence:
     num_cached_tokens: int | None = None
     """Prompt tokens taken from the prefix cache at the first admission."""
     num_preemptions: int = 0
+    structure: "StructureState | None" = None
+    """What its grammar allows; None where any text will do."""
     # microseconds of the engine's clocks
     added_us: int = 0
     prefill_started_us: int | None = None
@@ -145,6 +151,7 @@ class Sequence:
             block_hashes=list(self.block_hashes),
             order=self.order,
             num_cached_tokens=self.num_cached_tokens,
+            structure=None if self.structure is None else self.structure.fork(),
             added_us=self.added_us,
             prefill_started_us=self.prefill_started_us,
             queued_us=self.queued_us,

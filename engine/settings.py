@@ -59,6 +59,10 @@ class EngineSettings(BaseSettings):
     backfill_lock_s: float = Field(default=5.0, ge=0)
     """A request that has waited this long for memory is overtaken by no other."""
 
+    # structured output
+    structure_timeout_s: float = Field(default=1.0, gt=0)
+    """What takes longer to compile is refused: no honest schema does, a hostile one may for ever."""
+
     # the queue
     take_window: int = Field(default=32, ge=1)
     """Requests held beyond the running ones: enough to choose from, few enough to share."""

@@ -32,6 +32,7 @@ from engine.loading import LoadedEngine, load_engine, num_threads
 from engine.mailbox import Mailbox
 from engine.messages import Heartbeat, IntegrityReport, WorkerState
 from engine.settings import EngineSettings
+from engine.structured import StructureDesk
 from kernels.cpu import library
 from kernels.cpu.memory import keep_freed_memory
 
@@ -100,15 +101,18 @@ def serve(identity: Identity, loaded: LoadedEngine, settings: EngineSettings) ->
     def guarded(run: Callable[[], None]) -> Callable[[], None]:
         return lambda: _run_guarded(run, io_thread, failures)
 
+    desk = StructureDesk(identity.path, mailbox, settings)
     engine_thread = threading.Thread(
-        target=guarded(EngineThread(loaded.engine, mailbox).run), name="engine", daemon=True
+        target=guarded(EngineThread(loaded.engine, mailbox, desk).run), name="engine", daemon=True
     )
+    threading.Thread(target=guarded(desk.run), name="structures", daemon=True).start()
     talker = threading.Thread(target=guarded(io_thread.run), name="io")
     engine_thread.start()
     talker.start()
     while talker.is_alive():
         talker.join(timeout=1.0)
     engine_thread.join(timeout=settings.gap_s * 10)
+    desk.close()
     logger.info("worker stopped", model=identity.model)
     if failures:
         sys.exit(1)

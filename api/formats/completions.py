@@ -1,13 +1,14 @@
 """`text_completion`, whole and in chunks, which have the same name."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from api.choices import Piece
 from api.errors import ErrorAnswer
 from api.formats.base import AnswerHead, ChunkFrame, encode
 from api.formats.logprobs import legacy_logprobs
-from api.outputs.deltas import text_of
+from api.outputs.deltas import TextDelta, text_of
 from api.summary import Summary
 
 KIND = "text_completion"
@@ -16,8 +17,13 @@ KIND = "text_completion"
 class CompletionFormat:
     """The older form: text without a role."""
 
-    def __init__(self, head: AnswerHead) -> None:
+    def __init__(
+        self, head: AnswerHead, echoes: Sequence[str] = (), *, num_best: int | None = None
+    ) -> None:
+        """`echoes`: what each choice begins with; `num_best`: how many are shown of a contest."""
         self._has_logprobs = head.has_logprobs
+        self._echoes = dict(enumerate(echoes))
+        self._num_best = num_best
         self._offsets: dict[int, int] = {}
         self._chunks = ChunkFrame(head, KIND)
 
@@ -28,9 +34,9 @@ class CompletionFormat:
     def add(self, piece: Piece) -> bytes:
         """New text of one choice, and its end in a chunk of its own."""
         payload = b""
-        text = text_of(piece.deltas)
-        if text or piece.tokens:
-            payload = self._chunks.choice(encode(self._choice(piece) | {"finish_reason": None}))
+        shown = self._with_echo(piece)
+        if text_of(shown.deltas) or piece.tokens:
+            payload = self._chunks.choice(encode(self._choice(shown) | {"finish_reason": None}))
         if piece.finish_reason is not None:
             ended = Piece(piece.choice, finish_reason=piece.finish_reason)
             payload += self._chunks.choice(encode(self._choice(ended)))
@@ -46,7 +52,14 @@ class CompletionFormat:
 
     def whole(self, pieces: Sequence[Piece], summary: Summary) -> bytes:
         """The `text_completion` object."""
-        return self._chunks.whole(KIND, [self._choice(piece) for piece in pieces], summary)
+        if self._num_best is not None:
+            pieces = best_of(pieces, self._num_best, len(pieces) // summary.num_prompts)
+        echoed = [self._with_echo(piece) for piece in pieces]
+        return self._chunks.whole(KIND, [self._choice(piece) for piece in echoed], summary)
+
+    def _with_echo(self, piece: Piece) -> Piece:
+        text = self._echoes.pop(piece.choice, "") + text_of(piece.deltas)
+        return replace(piece, deltas=(TextDelta(text),))
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
         logprobs = None
@@ -61,3 +74,19 @@ class CompletionFormat:
             "logprobs": logprobs,
             "finish_reason": piece.finish_reason,
         }
+
+
+def best_of(pieces: Sequence[Piece], num_best: int, num_choices: int) -> list[Piece]:
+    """Of each prompt's `num_choices` choices the most likely ones by the mean of their tokens."""
+    winners: list[Piece] = []
+    for first in range(0, len(pieces), num_choices):
+        rivals = pieces[first : first + num_choices]
+        ranked = sorted(rivals, key=_mean_logprob, reverse=True)[:num_best]
+        winners += [replace(piece, choice=len(winners) + at) for at, piece in enumerate(ranked)]
+    return winners
+
+
+def _mean_logprob(piece: Piece) -> float:
+    if not piece.tokens:
+        return float("-inf")
+    return sum(token.logprob for token in piece.tokens) / len(piece.tokens)

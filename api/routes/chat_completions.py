@@ -28,7 +28,7 @@ async def create_chat_completion(
     intake = await take_in(services, arrival, body)
     order = await intake.chat_order(new_id("chatcmpl"), body.conversation(), limits_of(body))
     return GenerationResponse(
-        services, order, body.model, ChatFormat, include_usage=body.include_usage
+        services, [order], body.model, ChatFormat, include_usage=body.include_usage
     )
 
 

@@ -6,9 +6,11 @@ from starlette.responses import Response
 from api.authentication import InferenceCaller
 from api.dependencies import ServicesDependency
 from api.errors import InvalidRequest
+from api.formats import AnswerHead
 from api.formats.completions import CompletionFormat
-from api.inference import Arrival, GenerationResponse, Limits, read, take_in
+from api.inference import Arrival, GenerationResponse, Intake, Limits, read, take_in
 from api.openapi import body_of, errors
+from api.placement import Order
 from api.schemas.completions import CompletionBody
 from api.tokenizers import LoadedTokenizer
 from common.ids import new_id
@@ -28,24 +30,53 @@ async def create_completion(
     arrival = Arrival.now(services, principal)
     body = await read(request, CompletionBody, services)
     intake = await take_in(services, arrival, body)
-    prompt_token_ids = await prompt_ids(intake.loaded, body.one_prompt)
-    order = intake.order(new_id("cmpl"), prompt_token_ids, limits_of(body))
+    orders = await orders_of(intake, body, new_id("cmpl"))
+    echoes = await echoes_of(intake.loaded, body) if body.echo else ()
+
+    def format_of(head: AnswerHead) -> CompletionFormat:
+        return CompletionFormat(head, echoes, num_best=body.n if body.is_contest else None)
+
     return GenerationResponse(
-        services, order, body.model, CompletionFormat, include_usage=body.include_usage
+        services, orders, body.model, format_of, include_usage=body.include_usage
     )
 
 
-def limits_of(body: CompletionBody) -> Limits:
-    """What the body asks for beside its sampling."""
-    return Limits(body.max_tokens, tuple(body.stop), body.n, body.logprobs)
+async def orders_of(intake: Intake, body: CompletionBody, request_id: str) -> list[Order]:
+    """An order for each prompt; the ids of all but the first have its number behind a dash.
+
+    Raises InvalidRequest, PromptTooLong.
+    """
+    num_logprobs = body.logprobs
+    if body.is_contest and num_logprobs is None:
+        num_logprobs = 0  # what the contest is decided by
+    limits = Limits(body.max_tokens, tuple(body.stop), body.best_of or body.n, num_logprobs)
+    orders = []
+    for number, prompt in enumerate(body.prompts):
+        token_ids = await prompt_ids(intake.loaded, prompt, body.suffix)
+        own_id = f"{request_id}-{number}" if number else request_id
+        orders.append(intake.order(own_id, token_ids, limits))
+    return orders
 
 
-async def prompt_ids(loaded: LoadedTokenizer, prompt: str | list[int]) -> list[int]:
+async def echoes_of(loaded: LoadedTokenizer, body: CompletionBody) -> list[str]:
+    """The text of the prompt of each choice."""
+    texts = [
+        prompt if isinstance(prompt, str) else loaded.tokenizer.decode(prompt)
+        for prompt in body.prompts
+    ]
+    return [text for text in texts for _ in range(body.n)]
+
+
+async def prompt_ids(
+    loaded: LoadedTokenizer, prompt: str | list[int], suffix: str = ""
+) -> list[int]:
     """The prompt as ids; ids are taken as they are. Raises InvalidRequest, PromptTooLong."""
     if isinstance(prompt, str):
         token_ids = await loaded.encode_text(prompt)
     else:
         token_ids = loaded.checked(prompt)
+    if suffix:
+        return await loaded.encode_infill(token_ids, suffix)
     if not token_ids:
         raise InvalidRequest("The prompt is empty.", param="prompt")
     return token_ids

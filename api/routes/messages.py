@@ -33,9 +33,13 @@ async def create_message(
     arrival = Arrival.now(services, principal)
     body = await read(request, MessagesBody, services)
     intake = await take_in(services, arrival, body)
-    limits = Limits(body.max_tokens, tuple(body.stop_sequences))
-    order = await intake.chat_order(new_id("msg"), body.conversation(), limits)
-    return GenerationResponse(services, order, body.model, MessagesFormat)
+    order = await intake.chat_order(new_id("msg"), body.conversation(), limits_of(body))
+    return GenerationResponse(services, [order], body.model, MessagesFormat)
+
+
+def limits_of(body: MessagesBody) -> Limits:
+    """What the body asks for beside its sampling."""
+    return Limits(body.max_tokens, tuple(body.stop_sequences))
 
 
 @router.post(

@@ -6,12 +6,13 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from api.errors import InvalidRequest, UnsupportedParameter
 from api.schemas.base import INT32_MAX
-from api.schemas.sampling import GenerationBody, Tokens, refuse
+from api.schemas.sampling import GenerationBody, Tokens
 
 LEGACY_MAX_TOKENS = 16
 """OpenAI's default for this route, which old clients count on."""
 TOP_LOGPROBS_MAX = 5
-NUM_PROMPTS_MAX = 10_000_000
+NUM_PROMPTS_MAX = 256
+NUM_IDS_MAX = 10_000_000
 """Above any context; the byte limit of the body is reached first."""
 
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
@@ -30,7 +31,7 @@ def _prompt_branch(prompt: Any) -> str:
 Prompt = Annotated[
     Annotated[str, Tag("<text>")]
     | Annotated[list[str], Field(min_length=1, max_length=NUM_PROMPTS_MAX), Tag("<texts>")]
-    | Annotated[list[TokenId], Field(min_length=1, max_length=NUM_PROMPTS_MAX), Tag("<ids>")]
+    | Annotated[list[TokenId], Field(min_length=1, max_length=NUM_IDS_MAX), Tag("<ids>")]
     | Annotated[
         list[Annotated[list[TokenId], Field(min_length=1)]],
         Field(min_length=1, max_length=NUM_PROMPTS_MAX),
@@ -38,7 +39,7 @@ Prompt = Annotated[
     ],
     Discriminator(_prompt_branch),
 ]
-"""A string, a list of one string, a list of token ids, or a list of one such list."""
+"""A string, a list of strings, a list of token ids, or a list of such lists."""
 
 
 class CompletionBody(GenerationBody):
@@ -55,23 +56,24 @@ class CompletionBody(GenerationBody):
     def _is_supported(self) -> "CompletionBody":
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidRequest("'best_of' must not be less than 'n'.", param="best_of")
-        refuse("best_of", self.best_of is not None and self.best_of > self.n)
-        refuse("echo", self.echo)
-        refuse("suffix", bool(self.suffix))
-        is_batch = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
-        if is_batch and len(self.prompt) > 1:
-            raise UnsupportedParameter(
-                "Several prompts in one request are not supported yet; send one request each.",
-                param="prompt",
-            )
+        if self.is_contest and self.stream:
+            raise InvalidRequest("'best_of' cannot be streamed.", param="best_of")
+        if self.echo and self.suffix:
+            raise InvalidRequest("'echo' and 'suffix' exclude each other.", param="echo")
+        if self.echo and self.logprobs is not None:
+            raise UnsupportedParameter("'echo' with 'logprobs' is not supported yet.", param="echo")
         return self
 
     @property
-    def one_prompt(self) -> str | list[int]:
-        """The prompt as text or as token ids."""
+    def is_contest(self) -> bool:
+        """Whether more choices are generated than returned."""
+        return self.best_of is not None and self.best_of > self.n
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt as text or as token ids."""
         if isinstance(self.prompt, str):
-            return self.prompt
-        first = self.prompt[0]
-        if isinstance(first, int):
-            return [token_id for token_id in self.prompt if isinstance(token_id, int)]
-        return first
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [[token_id for token_id in self.prompt if isinstance(token_id, int)]]
+        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]

@@ -191,6 +191,17 @@ class GatewayBroker:
         eta_ms = link.rate.wait_ms(position)
         return QueuePosition(position, shape.num_waiting, eta_ms, place, shape.num_tenants)
 
+    def end_of_line(self, model: str) -> QueuePosition:
+        """The place of a request that a new tenant would send now: at most a second old."""
+        link = self._link(model)
+        shape = link.shape
+        if not shape.num_waiting:
+            return QueuePosition(0, 0, 0)
+        position = shape.position(0)
+        return QueuePosition(
+            position, shape.num_waiting, link.rate.wait_ms(position), 0, shape.num_tenants
+        )
+
     async def heartbeats(self, model: str | None) -> list[Heartbeat]:
         """Last words of every live worker of `model` (None: of all models)."""
         now = asyncio.get_running_loop().time()

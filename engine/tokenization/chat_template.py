@@ -67,11 +67,11 @@ class ChatTemplate:
         """
         if variables.get("tools") is not None and not self.knows_tools:
             messages = with_tools_described(messages, variables["tools"])
-        safe_messages = [self._safe_message(message) for message in messages]
-        given = {"tools": None, "documents": None} | {
-            name: self._safe(value) for name, value in variables.items()
-        }
         try:
+            safe_messages = [self._safe_message(message) for message in messages]
+            given = {"tools": None, "documents": None} | {
+                name: self._safe(value) for name, value in variables.items()
+            }
             rendered = self._template.render(
                 messages=safe_messages,
                 add_generation_prompt=add_generation_prompt and not continue_final_message,

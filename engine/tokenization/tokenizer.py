@@ -19,6 +19,12 @@ Above, `async_encode` must be used: plain `encode` holds the GIL for the whole c
 measured on 700 KB) and would stall every stream of the process.
 """
 
+INFILL_TOKENS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+)
+"""What families that can fill in the middle of a text call their control tokens."""
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token")
 
 
@@ -54,9 +60,11 @@ class Tokenizer:
             [generation_config.get("eos_token_id"), text_config.get("eos_token_id")],
             named.get("eos_token"),
         )
+        texts = [added[token_id].content for token_id in self.special_token_ids]
+        self.infill_ids = self._infill_ids({token.content for token in added.values()})
+        """Control tokens before the prefix, the suffix and the middle; None: it cannot infill."""
         self._template = None
         if template_source is not None:
-            texts = [added[token_id].content for token_id in self.special_token_ids]
             self._template = ChatTemplate(template_source, special_tokens=texts, variables=named)
 
     @classmethod
@@ -145,6 +153,13 @@ class Tokenizer:
     def strips_first_space(self) -> bool:
         """Whether decoding drops the space before the first word."""
         return self._bytes.strips_first_space
+
+    def _infill_ids(self, texts: set[str]) -> tuple[int, int, int] | None:
+        for prefix, suffix, middle in INFILL_TOKENS:
+            if {prefix, suffix, middle} <= texts:
+                ids = [self._fast.token_to_id(text) for text in (prefix, suffix, middle)]
+                return ids[0], ids[1], ids[2]
+        return None
 
     def _eos_token_ids(self, configured: list[Any], text: str | None) -> tuple[int, ...]:
         found: set[int] = set()

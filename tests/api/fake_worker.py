@@ -42,6 +42,8 @@ class Script:
     end: Literal["stop", "error", "never"] = "stop"
     num_cached_tokens: int = 0
     tokens_per_frame: int = 1
+    refusal: str = ""
+    """Why the structure of the request cannot be compiled."""
 
 
 @dataclass
@@ -52,6 +54,8 @@ class _Sequence:
     due_s: float
     num_emitted: int = 0
     is_ended: bool = False
+    is_accepted: bool = False
+    """Its structure is compiled, or it has none."""
 
 
 @dataclass
@@ -160,6 +164,8 @@ class FakeWorker:
         return frames, finished
 
     def _frame(self, sequence: _Sequence) -> TokenFrame | None:
+        if sequence.request.structure is not None and not sequence.is_accepted:
+            return self._verdict(sequence)
         script, request = sequence.script, sequence.request
         start = sequence.num_emitted
         room = request.authorized_tokens - start
@@ -192,6 +198,23 @@ class FakeWorker:
             error=error,
             num_cached_tokens=script.num_cached_tokens if start == 0 else 0,
             timing=Timing(queued_us=1_000, prefill_us=2_000, decode_us=30_000) if reason else None,
+        )
+
+    @staticmethod
+    def _verdict(sequence: _Sequence) -> TokenFrame:
+        """What compiling the structure came to."""
+        refusal = sequence.script.refusal
+        sequence.is_accepted, sequence.is_ended = True, bool(refusal)
+        return TokenFrame(
+            request_id=sequence.request.request_id,
+            attempt=sequence.request.attempt,
+            first_index=0,
+            token_ids=(),
+            choice=sequence.choice,
+            finish_reason="error" if refusal else None,
+            error=refusal or None,
+            is_refused=bool(refusal),
+            is_accepted=not refusal,
         )
 
     @staticmethod

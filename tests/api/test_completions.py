@@ -2,7 +2,13 @@
 
 import json
 
+from api.choices import Piece, ShownToken
+from api.formats.completions import best_of
+from api.outputs.deltas import TextDelta, text_of
+from billing.money import parse_usd
+from engine.messages import GenerateRequest
 from tests.api.conftest import MODEL, Platform
+from tests.api.fake_worker import Script
 
 
 async def complete(platform: Platform, prompt: object, **parameters: object):
@@ -68,11 +74,95 @@ async def test_logprobs_have_the_older_shape(platform: Platform) -> None:
     assert logprobs["text_offset"][1] == len(logprobs["tokens"][0])
 
 
-async def test_what_is_not_built_is_refused_and_not_ignored(platform: Platform) -> None:
-    for name, value in {"echo": True, "suffix": "x", "best_of": 2}.items():
-        response = await complete(platform, "x", **{name: value})
-        error = response.json()["error"]
-        assert (response.status_code, error["code"]) == (400, "unsupported_parameter"), name
-        assert error["param"] == name
-    several = await complete(platform, ["a", "b"])
-    assert several.json()["error"]["code"] == "unsupported_parameter"
+async def test_several_prompts_are_answered_in_their_order(platform: Platform) -> None:
+    before = await platform.balance()
+    prompts = ["prompt a", "prompt b b"]
+    texts = {platform.ids(prompts[0]): " answer a", platform.ids(prompts[1]): " answer b b"}
+
+    def script_of(request: GenerateRequest) -> Script:
+        return Script(platform.ids(texts[tuple(request.prompt_token_ids)]))
+
+    platform.worker.script_of = script_of
+    content = (await complete(platform, prompts, n=2, max_tokens=50)).json()
+    assert [choice["index"] for choice in content["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in content["choices"]] == [
+        *[" answer a"] * 2,
+        *[" answer b b"] * 2,
+    ]
+    usage = content["usage"]
+    assert usage["prompt_tokens"] == sum(len(platform.ids(prompt)) for prompt in prompts)
+    assert parse_usd(usage["cost"]) == before.posted - (await platform.settled()).posted
+    streamed = await complete(platform, prompts, stream=True, max_tokens=50)
+    blocks = [block.removeprefix("data: ") for block in streamed.text.split("\n\n") if block]
+    assert blocks.count("[DONE]") == 1
+    assert blocks[-1] == "[DONE]"
+    chunks = [json.loads(block) for block in blocks[:-1]]
+    for index, text in enumerate([" answer a", " answer b b"]):
+        mine = [part for chunk in chunks for part in chunk["choices"] if part["index"] == index]
+        assert "".join(part["text"] for part in mine) == text
+        assert [part["finish_reason"] for part in mine].count("stop") == 1
+
+
+async def test_one_prompt_that_fails_fails_the_request_and_costs_nothing(
+    platform: Platform,
+) -> None:
+    before = await platform.balance()
+
+    def script_of(request: GenerateRequest) -> Script:
+        is_bad = len(request.prompt_token_ids) > 3
+        return Script((), end="error") if is_bad else Script(platform.ids("x " * 900), delay_s=0.01)
+
+    platform.worker.script_of = script_of
+    response = await complete(platform, ["x", "x y z a b c d e f"], max_tokens=900)
+    assert response.status_code == 503
+    after = await platform.settled()
+    assert after.held == 0
+    assert before.posted - after.posted < 100_000, "the other one stopped at once"
+
+
+async def test_echo_begins_each_choice_with_its_prompt(platform: Platform) -> None:
+    platform.say(" be or not")
+    content = (await complete(platform, ["To", "Not to"], echo=True, n=2)).json()
+    texts = [choice["text"] for choice in content["choices"]]
+    assert texts == ["To be or not"] * 2 + ["Not to be or not"] * 2
+    token_ids = list(platform.ids("To"))
+    from_ids = (await complete(platform, token_ids, echo=True)).json()
+    assert from_ids["choices"][0]["text"] == "To be or not"
+    streamed = await complete(platform, "To", echo=True, stream=True)
+    blocks = [block.removeprefix("data: ") for block in streamed.text.split("\n\n") if block]
+    chunks = [json.loads(block) for block in blocks[:-1]]
+    assert "".join(c["choices"][0]["text"] for c in chunks) == "To be or not"
+
+
+async def test_the_best_of_several_is_returned_and_all_are_paid(platform: Platform) -> None:
+    platform.say("Hello there")
+    content = (await complete(platform, "x", best_of=4, n=2)).json()
+    assert [choice["index"] for choice in content["choices"]] == [0, 1]
+    assert all(choice["logprobs"] is None for choice in content["choices"])
+    each = len(platform.ids("Hello there")) + 1
+    assert content["usage"]["completion_tokens"] == 4 * each
+
+
+def test_the_most_likely_choices_win() -> None:
+    def piece(choice: int, *logprobs: float) -> Piece:
+        tokens = tuple(ShownToken(b"x", logprob, (), 0) for logprob in logprobs)
+        return Piece(choice, (TextDelta(str(choice)),), tokens, "stop")
+
+    pieces = [piece(0, -3), piece(1, -1, -2), piece(2), piece(3, -1), piece(4, -9), piece(5, -8)]
+    best = best_of(pieces, 1, 3)
+    assert [(winner.choice, text_of(winner.deltas)) for winner in best] == [(0, "1"), (1, "3")]
+
+
+async def test_what_cannot_be_honoured_is_400_and_not_ignored(platform: Platform) -> None:
+    for param, wrong in {
+        "suffix": {"suffix": "x"},  # this model was not trained to fill in the middle
+        "best_of": {"best_of": 1, "n": 2},
+        "echo": {"echo": True, "logprobs": 1},
+    }.items():
+        response = await complete(platform, "x", **wrong)
+        assert response.status_code == 400, param
+        assert response.json()["error"]["param"] == param
+    streamed = await complete(platform, "x", best_of=2, stream=True)
+    assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, "best_of")
+    many = await complete(platform, ["x"] * 257)
+    assert (many.status_code, many.json()["error"]["param"]) == (400, "prompt")

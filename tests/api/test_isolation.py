@@ -72,6 +72,8 @@ def _attempts(platform: Platform, bob: Customer, generation: str) -> dict[tuple[
         ("POST", "/v1/chat/completions"): (post("/v1/chat/completions", CHAT), {200}),
         ("POST", "/v1/messages"): (post("/v1/messages", CHAT | {"max_tokens": 5}), {200}),
         ("POST", "/v1/messages/count_tokens"): (post("/v1/messages/count_tokens", CHAT), {200}),
+        ("POST", "/v1/responses"): (post("/v1/responses", {"model": MODEL, "input": "x"}), {200}),
+        ("POST", "/v1/quote"): (post("/v1/quote", CHAT), {200}),
         ("POST", "/v1/completions"): (
             post("/v1/completions", {"model": MODEL, "prompt": "x"}),
             {200},

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from engine.mailbox import Mailbox
 from engine.messages import Cancel, ControlMessage, GenerateRequest, Heartbeat, StepFrames
 from engine.model_runner import ModelRunner
 from engine.settings import EngineSettings
+from engine.structured import StructureDesk
 from tests.engine.driver import request
 from tests.engine.fake_model import FakeModel, expected_output
 
@@ -122,7 +124,8 @@ class Rig:
 
     def _run_engine(self) -> None:
         try:
-            EngineThread(self.engine, self.mailbox).run()
+            desk = StructureDesk(Path("none"), self.mailbox, EngineSettings())
+            EngineThread(self.engine, self.mailbox, desk).run()
         except RuntimeError as failure:
             self.failures.append(failure)
 

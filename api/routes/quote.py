@@ -1,0 +1,142 @@
+"""`POST /v1/quote`: what a request would cost and how soon it would begin, without running it."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from api.authentication import InferenceCaller
+from api.body import parse_object, read_body
+from api.dependencies import Services, ServicesDependency
+from api.inference import Arrival, Limits, take_in
+from api.openapi import body_of, errors
+from api.placement import Order, cost_model_of
+from api.routes import chat_completions, completions, messages, responses
+from api.schemas.base import RequestBody, ResponseBody
+from api.schemas.chat import ChatCompletionBody
+from api.schemas.completions import CompletionBody
+from api.schemas.messages import MessagesBody
+from api.schemas.responses import ResponsesBody
+from billing import ledger
+from billing.money import cost, format_usd
+from common.db import read_only
+from common.ids import new_id
+from engine.messages import CostModel
+
+router = APIRouter(tags=["inference"])
+
+
+class AnyBody(RequestBody):
+    """The body of any of the inference routes, exactly as it would be sent there."""
+
+    model: str
+
+
+class Quote(ResponseBody):
+    """Exact where it can be: tokens and prices; the cache and the time are predictions."""
+
+    object: str = "quote"
+    model: str
+    prompt_tokens: int
+    cached_tokens_estimate: int
+    max_completion_tokens: int
+    """Of all choices together."""
+    max_cost: str
+    """Dollars, if nothing is cached and every choice runs to its limit; never more is charged."""
+    expected_prompt_cost: str
+    """Dollars for the prompt, if the estimate of the cache is right."""
+    available: str
+    is_covered: bool
+    """Whether the credit covers the largest possible cost now."""
+    predicted_ttft_ms: float | None
+    """Waiting and prefill; None while no worker has told its pace, or nothing leaves the queue."""
+    requests_waiting: int
+
+
+@router.post(
+    "/v1/quote",
+    responses=errors(400, 401, 403, 404, 413, 503),
+    openapi_extra=body_of(AnyBody),
+)
+async def create_quote(
+    request: Request, services: ServicesDependency, principal: InferenceCaller
+) -> Quote:
+    """The price and the wait of a body of any inference route.
+
+    A body with `input` is read as a response, one with `prompt` as a completion, one with
+    `messages` as a chat completion, or with the header `anthropic-version` as a message.
+    """
+    arrival = Arrival.now(services, principal)
+    content = parse_object(await read_body(request, services.settings))
+    is_anthropic = "anthropic-version" in request.headers
+    return await _quote(services, await _orders(services, arrival, content, is_anthropic))
+
+
+async def _orders(
+    services: Services, arrival: Arrival, content: dict[str, Any], is_anthropic: bool
+) -> list[Order]:
+    """The orders that the body would become."""
+    request_id = new_id("quote")
+    if "prompt" in content:
+        completion = CompletionBody.model_validate(content)
+        intake = await take_in(services, arrival, completion)
+        return await completions.orders_of(intake, completion, request_id)
+    if "input" in content:
+        response = ResponsesBody.model_validate(content)
+        limits = responses.limits_of(response)
+        return await _chat_orders(services, arrival, response, limits, request_id)
+    if is_anthropic:
+        message = MessagesBody.model_validate(content)
+        limits = messages.limits_of(message)
+        return await _chat_orders(services, arrival, message, limits, request_id)
+    chat = ChatCompletionBody.model_validate(content)
+    limits = chat_completions.limits_of(chat)
+    return await _chat_orders(services, arrival, chat, limits, request_id)
+
+
+async def _chat_orders(
+    services: Services,
+    arrival: Arrival,
+    body: ChatCompletionBody | MessagesBody | ResponsesBody,
+    limits: Limits,
+    request_id: str,
+) -> list[Order]:
+    intake = await take_in(services, arrival, body)
+    return [await intake.chat_order(request_id, body.conversation(), limits)]
+
+
+async def _quote(services: Services, orders: list[Order]) -> Quote:
+    listing, tenant = orders[0].listing, orders[0].principal.organization_id
+    model = listing.model.name
+    num_prompt = sum(len(order.prompt_token_ids) for order in orders)
+    num_output = sum(order.num_choices * order.max_tokens for order in orders)
+    known = services.prefixes.num_known
+    num_cached = sum(known(tenant, model, order.prompt_token_ids) for order in orders)
+    most = cost(listing.price, uncached_input=num_prompt, cached_input=0, output=num_output)
+    prompt = cost(
+        listing.price, uncached_input=num_prompt - num_cached, cached_input=num_cached, output=0
+    )
+    async with read_only(services.sessions) as session:
+        available = (await ledger.balance(session, tenant)).available
+    line = services.broker.end_of_line(model)
+    cost_model = await cost_model_of(services, model)
+    return Quote(
+        model=model,
+        prompt_tokens=num_prompt,
+        cached_tokens_estimate=num_cached,
+        max_completion_tokens=num_output,
+        max_cost=format_usd(most),
+        expected_prompt_cost=format_usd(prompt),
+        available=format_usd(available),
+        is_covered=available >= most,
+        predicted_ttft_ms=_ttft_ms(cost_model, num_prompt, num_cached, line.eta_ms),
+        requests_waiting=line.num_waiting,
+    )
+
+
+def _ttft_ms(
+    cost_model: CostModel | None, num_prompt: int, num_cached: int, wait_ms: int | None
+) -> float | None:
+    if cost_model is None or wait_ms is None:
+        return None
+    work_s = cost_model.base_s + cost_model.work_s(num_prompt - num_cached, num_cached)
+    return round(1_000 * work_s + wait_ms, 1)

@@ -1,0 +1,249 @@
+"""Grammars in the engine: what they force, how they fail, and that hostile ones hurt nobody."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from engine.engine import Engine
+from engine.engine_thread import EngineThread
+from engine.mailbox import Mailbox
+from engine.messages import Cancel, GenerateRequest, Sampling, Structure, TokenFrame
+from engine.model_runner import ModelRunner
+from engine.models.model import ModelSpec
+from engine.settings import EngineSettings
+from engine.structured import GrammarCompiler, StructureDesk
+from engine.tokenization import Tokenizer
+from kernels.attention_metadata import AttentionMetadata
+from tests.engine.driver import request
+from tests.engine.fake_model import FakePages
+
+EOS = 2
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+OBJECT = Structure("json_schema", json.dumps(SCHEMA))
+
+
+def deep_schema(levels: int) -> str:
+    begin, end = '{"type": "object", "properties": {"a": ', '}, "required": ["a"]}'
+    return begin * levels + '{"type": "string"}' + end * levels
+
+
+@pytest.fixture(scope="module")
+def compiler(default_model_directory: Path) -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(default_model_directory, timeout_s=1.0)
+    yield compiler
+    compiler.stop()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(default_model_directory: Path) -> Tokenizer:
+    return Tokenizer.load(default_model_directory)
+
+
+class RandomModel:
+    """Logits by chance: whatever is well-formed is so by its grammar."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.spec = ModelSpec(vocab_size, 4096, 1, "random")
+        self.device = torch.device("cpu")
+        self._generator = torch.Generator().manual_seed(7)
+
+    def create_kv_cache(self, num_blocks: int) -> FakePages:
+        return FakePages(num_blocks)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        kv_cache: FakePages,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        return torch.randn(len(rows), self.spec.vocab_size, generator=self._generator) * 3
+
+
+def create_engine(tokenizer: Tokenizer) -> Engine:
+    runner = ModelRunner(RandomModel(tokenizer.vocab_size), 64)  # type: ignore[arg-type]
+    return Engine(runner, EngineSettings(), 64)
+
+
+def asked(request_id: str, structure: Structure | None, num_tokens: int = 200, **more: object):
+    sampling = Sampling(temperature=1.0, seed=hash(request_id) % 2**31, stop_token_ids=(EOS,))
+    made = request(request_id, [5, 6, 7], num_tokens, sampling=sampling, **more)  # type: ignore[arg-type]
+    return msgspec.structs.replace(made, structure=structure)
+
+
+def run(engine: Engine) -> dict[tuple[str, int], list[TokenFrame]]:
+    frames: dict[tuple[str, int], list[TokenFrame]] = {}
+    for _ in range(2_000):
+        if not engine.has_work:
+            break
+        for of_node in engine.step().frames.values():
+            for frame in of_node:
+                frames.setdefault((frame.request_id, frame.choice), []).append(frame)
+    return frames
+
+
+def text_of(tokenizer: Tokenizer, frames: list[TokenFrame]) -> str:
+    ids = [token_id for frame in frames for token_id in frame.token_ids]
+    return b"".join(tokenizer.token_text(token_id) for token_id in ids if token_id != EOS).decode()
+
+
+def test_a_random_model_writes_what_the_grammar_says(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    engine = create_engine(tokenizer)
+    regex = Structure("regex", "[A-Z]{2}-[0-9]{3}")
+    ebnf = Structure("ebnf", 'root ::= "yes" | "no"')
+    for name, structure in {"object": OBJECT, "regex": regex, "ebnf": ebnf}.items():
+        engine.add(asked(name, structure), compiler.compile(structure))
+    engine.add(asked("free", None, num_tokens=5))
+    frames = run(engine)
+    assert engine.problems() == []
+    assert all(frames[name, 0][0].is_accepted for name in ("object", "regex", "ebnf"))
+    assert not frames["free", 0][0].is_accepted
+    assert {frames[name, 0][-1].finish_reason for name in ("regex", "ebnf")} == {"stop"}
+    assert re.fullmatch("[A-Z]{2}-[0-9]{3}", text_of(tokenizer, frames["regex", 0]))
+    assert text_of(tokenizer, frames["ebnf", 0]) in ("yes", "no")
+    if frames["object", 0][-1].finish_reason == "stop":
+        found = json.loads(text_of(tokenizer, frames["object", 0]))
+        assert set(found) == {"name", "age"}
+        assert isinstance(found["age"], int)
+
+
+def test_each_choice_has_a_state_of_its_own(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    engine = create_engine(tokenizer)
+    structure = Structure("regex", "[a-z]{4}[0-9]{4}")
+    engine.add(asked("many", structure, num_choices=3), compiler.compile(structure))
+    frames = run(engine)
+    texts = [text_of(tokenizer, frames["many", choice]) for choice in range(3)]
+    assert all(re.fullmatch("[a-z]{4}[0-9]{4}", text) for text in texts)
+    assert len(set(texts)) == 3
+
+
+def test_a_failover_goes_on_in_the_middle_of_the_grammar(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, default_model_directory: Path
+) -> None:
+    structure = Structure("ebnf", 'root ::= "hello world"')
+    grammar = compiler.compile(structure)
+    first = create_engine(tokenizer)
+    first.add(asked("a", structure), grammar)
+    whole = [t for frame in run(first)["a", 0] for t in frame.token_ids]
+    second = create_engine(tokenizer)
+    second.add(asked("a", structure, emitted=tuple(whole[:2]), attempt=2), grammar)
+    rest = [t for frame in run(second)["a", 0] for t in frame.token_ids]
+    text = b"".join(tokenizer.token_text(t) for t in [*whole[:2], *rest] if t != EOS)
+    assert text == b"hello world"
+
+
+def test_a_form_may_begin_behind_a_marker(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    structure = Structure("ebnf", 'root ::= "yes"', begins_after=11)
+    state = compiler.compile(structure).start([])
+    row = torch.zeros(tokenizer.vocab_size)
+    state.mask(row)
+    assert torch.isfinite(row).all(), "before the marker anything goes"
+    state.accept(5)
+    state.accept(11)
+    state.mask(row)
+    assert 0 < int(torch.isfinite(row).sum()) < 10
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        Structure("json_schema", '{"type": "hiccup"}'),
+        Structure("json_schema", '{"$ref": "#/nowhere"}'),
+        Structure("json_schema", "{"),
+        Structure("regex", "[.*"),
+        Structure("ebnf", "root ::= undefined"),
+    ],
+)
+def test_what_is_malformed_is_refused_with_a_reason(
+    compiler: GrammarCompiler, structure: Structure
+) -> None:
+    grammar = compiler.compile(structure)
+    assert grammar.compiled is None
+    assert grammar.refusal.startswith("The required form is not valid: ")
+    assert "/" not in grammar.refusal.split(":")[0], "no path of the compiler's own build"
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [Structure("json_schema", deep_schema(400)), Structure("json_schema", deep_schema(5_000))],
+)
+def test_what_is_hostile_is_refused_in_about_a_second(
+    compiler: GrammarCompiler, structure: Structure
+) -> None:
+    compiler.compile(OBJECT)  # the process is there
+    began = time.monotonic()
+    grammar = compiler.compile(structure)
+    assert time.monotonic() - began < 5, "one second, and what a loaded machine adds"
+    assert grammar.compiled is None
+    began = time.monotonic()
+    compiler.compile(structure)
+    assert time.monotonic() - began < 0.01, "a refusal is remembered"
+    assert compiler.compile(Structure("regex", "still (here|there)")).compiled is not None
+
+
+class Bench:
+    """A real engine thread and a real desk, without a queue."""
+
+    def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
+        self.engine = create_engine(tokenizer)
+        self.mailbox = Mailbox(self.engine.stats)
+        self.desk = StructureDesk(directory, self.mailbox, EngineSettings())
+        for run_thread in (
+            EngineThread(self.engine, self.mailbox, self.desk).run,
+            self.desk.run,
+        ):
+            threading.Thread(target=run_thread, daemon=True).start()
+
+    def frames(self, request_id: str, timeout_s: float = 60.0) -> list[TokenFrame]:
+        """All frames of a request, up to its last one."""
+        found: list[TokenFrame] = []
+        deadline = time.monotonic() + timeout_s
+        while not (found and found[-1].finish_reason):
+            assert time.monotonic() < deadline
+            for output in self.mailbox.wait_for_news(0.2).outputs:
+                for of_node in output.frames.values():
+                    found += [frame for frame in of_node if frame.request_id == request_id]
+        return found
+
+
+@pytest.fixture
+def bench(default_model_directory: Path, tokenizer: Tokenizer) -> Iterator[Bench]:
+    bench = Bench(default_model_directory, tokenizer)
+    yield bench
+    bench.mailbox.order_stop()
+    bench.desk.close()
+
+
+def test_while_a_form_compiles_others_are_served(bench: Bench, tokenizer: Tokenizer) -> None:
+    bench.mailbox.order(requests=[asked("hostile", Structure("json_schema", deep_schema(400)))])
+    bench.mailbox.order(requests=[asked("plain", None, num_tokens=3)])
+    assert len(bench.frames("plain")) == 3
+    (refused,) = bench.frames("hostile")
+    assert refused.is_refused
+    assert refused.error
+    bench.mailbox.order(requests=[asked("good", Structure("ebnf", 'root ::= "yes"'))])
+    assert text_of(tokenizer, bench.frames("good")) == "yes"
+
+
+def test_a_request_that_is_cancelled_while_its_form_compiles_ends(bench: Bench) -> None:
+    structured: GenerateRequest = asked("gone", Structure("json_schema", deep_schema(300)))
+    bench.mailbox.order(requests=[structured])
+    bench.mailbox.order(cancels=[Cancel("gone")])
+    (last,) = bench.frames("gone")
+    assert last.finish_reason == "error"
+    assert not last.is_refused
