@@ -94,14 +94,11 @@ class Conversation:
     def reading(self, tokenizer: Tokenizer, prompt_token_ids: list[int]) -> Reading:
         """How the answer's text is to be read."""
         offered = self.tool_use.offered
-        is_forced = self.tool_use.choice == "required"
         thinking = thinking_of(tokenizer.template_source)
-        begins_in_thought = False
-        if thinking is not None:
-            tail = prompt_token_ids[-THOUGHT_TAIL_TOKENS:]
-            text = b"".join(map(tokenizer.token_text, tail)).rstrip()
-            begins_in_thought = text.endswith(thinking.begin.encode())
-        if self.structure is not None and self.structure.begins_after is None:
+        begins_in_thought = thinking is not None and _ends_with(
+            tokenizer, prompt_token_ids, thinking.begin
+        )
+        if self.structure is not None and not begins_in_thought:
             thinking = None  # the form binds from the first token: there is no room for thought
         if thinking is None and not offered:
             return PLAIN
@@ -110,9 +107,31 @@ class Conversation:
             begins_in_thought=begins_in_thought,
             names=frozenset(tool.name for tool in offered),
             syntax=syntax_of(tokenizer.template_source) if offered else None,
-            is_forced=is_forced,
+            is_forced=self.tool_use.choice == "required",
             is_parallel=self.tool_use.is_parallel,
         )
+
+    def structure_behind(self, reading: Reading, tokenizer: Tokenizer) -> Structure | None:
+        """The form of the answer; behind the thought that the prompt has opened, if any.
+
+        Raises InvalidRequest for a model whose thoughts end with more than one token.
+        """
+        if self.structure is None or not reading.begins_in_thought:
+            return self.structure
+        assert reading.thinking is not None
+        end = tokenizer.token_id(reading.thinking.end)
+        if end is None:
+            raise InvalidRequest(
+                "No form can be required of this model's answers while it reasons.",
+                param="response_format",
+            )
+        return Structure(self.structure.kind, self.structure.source, begins_after=end)
+
+
+def _ends_with(tokenizer: Tokenizer, token_ids: list[int], text: str) -> bool:
+    """Whether a prompt ends with `text`, white space apart."""
+    tail = map(tokenizer.token_text, token_ids[-THOUGHT_TAIL_TOKENS:])
+    return b"".join(tail).rstrip().endswith(text.encode())
 
 
 def arguments_for_template(arguments: str) -> Any:

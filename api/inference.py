@@ -69,13 +69,10 @@ class Intake:
         token_ids = await self.loaded.encode_chat(conversation)
         max_tokens = limits.max_tokens or self.services.settings.default_max_tokens
         limits = replace(limits, max_tokens=max_tokens)
-        return self.order(
-            request_id,
-            token_ids,
-            limits,
-            reading=conversation.reading(self.loaded.tokenizer, token_ids),
-            structure=conversation.structure,
-        )
+        tokenizer = self.loaded.tokenizer
+        reading = conversation.reading(tokenizer, token_ids)
+        structure = conversation.structure_behind(reading, tokenizer)
+        return self.order(request_id, token_ids, limits, reading=reading, structure=structure)
 
     def order(
         self,

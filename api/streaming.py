@@ -38,7 +38,9 @@ class ClientGone(PlatformError):
 class Answer(Protocol):
     """Where a generation's output goes. Until it `is_started`, an error can still be a status."""
 
-    is_started: bool
+    @property
+    def is_started(self) -> bool:
+        """Whether the status has been sent."""
 
     async def report_queue(self, place: QueuePosition) -> None:
         """Tell a waiting caller where it stands."""

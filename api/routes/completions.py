@@ -1,5 +1,7 @@
 """`POST /v1/completions`: the older form, for base models and the tools that count on it."""
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -34,7 +36,8 @@ async def create_completion(
     echoes = await echoes_of(intake.loaded, body) if body.echo else ()
 
     def format_of(head: AnswerHead) -> CompletionFormat:
-        return CompletionFormat(head, echoes, num_best=body.n if body.is_contest else None)
+        shown = replace(head, has_logprobs=body.logprobs is not None)
+        return CompletionFormat(shown, echoes, num_best=body.n if body.is_contest else None)
 
     return GenerationResponse(
         services, orders, body.model, format_of, include_usage=body.include_usage

@@ -52,8 +52,12 @@ class ModelObject(ResponseBody):
         "stop",
         "seed",
         "max_tokens",
+        "response_format",
+        "structured_outputs",
+        "tools",
+        "tool_choice",
     ]
-    supported_features: list[str] = ["logprobs"]
+    supported_features: list[str] = ["tools", "json_mode", "structured_outputs", "logprobs"]
 
 
 class ModelList(ResponseBody):

@@ -61,7 +61,7 @@ class Tokenizer:
             named.get("eos_token"),
         )
         texts = [added[token_id].content for token_id in self.special_token_ids]
-        self.infill_ids = self._infill_ids({token.content for token in added.values()})
+        self.infill_ids = self._infill_ids({t.content: token_id for token_id, t in added.items()})
         """Control tokens before the prefix, the suffix and the middle; None: it cannot infill."""
         self._template = None
         if template_source is not None:
@@ -144,6 +144,11 @@ class Tokenizer:
         """The bytes that this id stands for; maybe a part of a character."""
         return self._bytes[token_id]
 
+    def token_id(self, text: str) -> int | None:
+        """The id of the one token that is `text`; None where it takes several."""
+        token_id: int | None = self._fast.token_to_id(text)
+        return token_id
+
     def special_ids(self, texts: Iterable[str]) -> frozenset[int]:
         """The ids of those `texts` that are control tokens of this model."""
         found = {self._fast.token_to_id(text) for text in texts}
@@ -154,11 +159,12 @@ class Tokenizer:
         """Whether decoding drops the space before the first word."""
         return self._bytes.strips_first_space
 
-    def _infill_ids(self, texts: set[str]) -> tuple[int, int, int] | None:
-        for prefix, suffix, middle in INFILL_TOKENS:
-            if {prefix, suffix, middle} <= texts:
-                ids = [self._fast.token_to_id(text) for text in (prefix, suffix, middle)]
-                return ids[0], ids[1], ids[2]
+    @staticmethod
+    def _infill_ids(added: dict[str, int]) -> tuple[int, int, int] | None:
+        for markers in INFILL_TOKENS:
+            prefix, suffix, middle = (added.get(text) for text in markers)
+            if prefix is not None and suffix is not None and middle is not None:
+                return prefix, suffix, middle
         return None
 
     def _eos_token_ids(self, configured: list[Any], text: str | None) -> tuple[int, ...]:

@@ -63,6 +63,45 @@ def test_the_quickstart_of_the_readme_works_as_printed(
     assert len(ran.stdout.rsplit("}", 1)[1].strip()) > 20  # what quickstart.py printed
 
 
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["Bern", "Basel", "Zürich"]},
+        "is_capital": {"type": "boolean"},
+    },
+    "required": ["city", "is_capital"],
+    "additionalProperties": False,
+}
+
+
+def test_a_form_and_a_forced_call_hold_with_the_real_model(platform: RunningPlatform) -> None:
+    client = client_of(platform)
+    asked: Any = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Which city is the capital of Switzerland?"}],
+        "max_tokens": 60,
+        "temperature": 1.0,
+    }
+    schema = {"name": "answer", "schema": CITY, "strict": True}
+    formed = client.chat.completions.create(
+        **asked, response_format={"type": "json_schema", "json_schema": schema}
+    )
+    assert formed.choices[0].finish_reason == "stop"
+    found = json.loads(formed.choices[0].message.content or "")
+    assert found["city"] in CITY["properties"]["city"]["enum"]  # type: ignore[index]
+    function = {"name": "answer", "description": "Answer the question", "parameters": CITY}
+    tools = [{"type": "function", "function": function}]
+    called = client.chat.completions.create(
+        **asked, tools=tools, tool_choice={"type": "function", "function": {"name": "answer"}}
+    )
+    (call,) = called.choices[0].message.tool_calls or ()
+    assert set(json.loads(call.function.arguments)) == {"city", "is_capital"}
+    with pytest.raises(openai.BadRequestError, match="required form"):
+        client.chat.completions.create(
+            **asked, response_format={"type": "regex", "pattern": "[.*"}, stream=True
+        )
+
+
 def test_a_stream_tells_its_cost_to_the_nano_dollar(platform: RunningPlatform) -> None:
     client = client_of(platform)
     stream = client.chat.completions.create(

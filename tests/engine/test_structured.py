@@ -196,6 +196,22 @@ def test_what_is_hostile_is_refused_in_about_a_second(
     assert compiler.compile(Structure("regex", "still (here|there)")).compiled is not None
 
 
+def test_white_space_in_json_is_bounded(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    state = compiler.compile(Structure("json_schema", '{"type": "object"}')).start([])
+    newline = tokenizer.token_id("Ċ")
+    assert newline is not None
+    num_newlines = 0
+    for token_id in [tokenizer.token_id("{"), *[newline] * 20]:
+        row = torch.zeros(tokenizer.vocab_size)
+        state.mask(row)
+        assert token_id is not None
+        if not torch.isfinite(row[token_id]):
+            break
+        num_newlines += token_id == newline
+        state.accept(token_id)
+    assert 1 <= num_newlines <= 8
+
+
 class Bench:
     """A real engine thread and a real desk, without a queue."""
 

@@ -3,8 +3,10 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tokenizers
 
 from engine.errors import ModelRefused
 from engine.tokenization import Tokenizer
@@ -87,3 +89,13 @@ def test_long_text_does_not_stop_the_event_loop(default_tokenizer: Tokenizer) ->
 
     pause_s, total_s = asyncio.run(longest_pause_s())
     assert pause_s < max(0.1, total_s / 2)
+
+
+def test_a_model_that_can_fill_in_tells_its_markers(default_model_directory: Path) -> None:
+    fast = tokenizers.Tokenizer.from_file(str(default_model_directory / "tokenizer.json"))
+    fast.add_special_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
+    empty: dict[str, Any] = {"config": {}, "generation_config": {}, "tokenizer_config": {}}
+    able = Tokenizer(fast, **empty, template_source=None)
+    first = fast.token_to_id("<|fim_prefix|>")
+    assert able.infill_ids == (first, first + 1, first + 2)
+    assert Tokenizer.load(default_model_directory).infill_ids is None
