@@ -21,6 +21,7 @@ from api.routes import (
     responses,
     signup,
     usage,
+    webhooks,
 )
 
 ROUTERS = (
@@ -37,6 +38,7 @@ ROUTERS = (
     usage.router,
     model_requests.router,
     admin.router,
+    webhooks.router,
 )
 
 

@@ -25,6 +25,7 @@ from api.tokenizers import Tokenizers
 from billing.gateways import GatewayLease
 from billing.holds import HoldWriter
 from billing.settings import BillingSettings
+from billing.stripe_settings import StripeSettings
 from common.clock import Clock, utc_now_us
 from common.db import Sessions, create_engine, create_sessions
 from common.errors import PlatformError
@@ -48,6 +49,7 @@ class Services:
     settings: ApiSettings
     accounts_settings: AccountsSettings
     billing_settings: BillingSettings
+    stripe_settings: StripeSettings
     sessions: Sessions
     hold_writer: HoldWriter
     broker: GatewayBroker
@@ -69,6 +71,7 @@ async def open_services(
     common: CommonSettings,
     accounts: AccountsSettings,
     billing: BillingSettings,
+    stripe: StripeSettings,
     broker: BrokerSettings,
     api: ApiSettings,
     clock: Clock = utc_now_us,
@@ -89,6 +92,7 @@ async def open_services(
             redis=redis,
             accounts=accounts,
             billing=billing,
+            stripe=stripe,
             broker=broker,
             api=api,
             clock=clock,
@@ -118,6 +122,7 @@ def _assemble(
     redis: Redis,
     accounts: AccountsSettings,
     billing: BillingSettings,
+    stripe: StripeSettings,
     broker: BrokerSettings,
     api: ApiSettings,
     clock: Clock,
@@ -130,6 +135,7 @@ def _assemble(
         settings=api,
         accounts_settings=accounts,
         billing_settings=billing,
+        stripe_settings=stripe,
         sessions=sessions,
         hold_writer=HoldWriter(
             sessions,

@@ -190,6 +190,8 @@ RENDERINGS: dict[type[PlatformError], Rendering] = {
     ),
     billing.PriceNotFound: Rendering(503, UNAVAILABLE, "model_unavailable", should_retry=False),
     billing.LedgerUnavailable: Rendering(503, UNAVAILABLE, should_retry=True),
+    billing.PaymentMismatch: Rendering(400),
+    billing.PaymentsOff: Rendering(404),
     billing.InvalidAmount: Rendering(400, param="amount"),
     billing.LedgerConflict: Rendering(400, param="idempotency_key"),
 }

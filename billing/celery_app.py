@@ -39,6 +39,11 @@ def create_celery(common: CommonSettings, billing: BillingSettings) -> Celery:
             "relay-outbox": _every(billing.outbox_every_s, "relay_outbox"),
             "reconcile": _every(billing.reconcile_every_s, "reconcile_books"),
             "purge": _every(billing.purge_every_s, "purge_expired"),
+            "stripe-inbox": _every(billing.stripe_inbox_every_s, "process_stripe_inbox"),
+            "recharge": _every(billing.recharge_every_s, "recharge_due"),
+            "payment-sweep": _every(billing.payment_sweep_every_s, "sweep_payments"),
+            "stripe-comparison": _every(billing.stripe_comparison_every_s, "compare_with_stripe"),
+            "low-balance": _every(billing.low_balance_every_s, "warn_low_balances"),
         },
     )
     return app

@@ -10,7 +10,15 @@ BillingError
 ├── HoldFenced           the hold has moved on: closed, or taken over by the sweeper
 ├── HoldExceeded         usage beyond what was authorized; nothing was charged
 ├── LedgerConflict       the transaction's key is taken by a different transaction
-└── LedgerUnavailable    the database cannot be reached; whether it committed is unknown
+├── LedgerUnavailable    the database cannot be reached; whether it committed is unknown
+├── PaymentsOff          this machine has no key of Stripe's
+├── PaymentsUnavailable  Stripe cannot be reached, or failed; whether it acted is unknown
+├── PaymentRefused       Stripe understood, and does not do it; `facts["reason"]`
+├── CardDeclined         `facts["reason"]`, `facts["payment_intent_id"]`
+├── PaymentMismatch      an object at Stripe, or a message, is not what it must be
+├── TopupNotFound        this organization has no such top-up
+├── RefundTooLarge       more than is left of the payment, or of the credit
+└── WebhookRefused       a customer's address that we do not post to, or that refuses the notice
 """
 
 from common.errors import PlatformError
@@ -58,3 +66,35 @@ class LedgerConflict(BillingError):
 
 class LedgerUnavailable(BillingError):
     code = "ledger_unavailable"
+
+
+class PaymentsOff(BillingError):
+    code = "payments_off"
+
+
+class PaymentsUnavailable(BillingError):
+    code = "payments_unavailable"
+
+
+class PaymentRefused(BillingError):
+    code = "payment_refused"
+
+
+class CardDeclined(BillingError):
+    code = "card_declined"
+
+
+class PaymentMismatch(BillingError):
+    code = "payment_mismatch"
+
+
+class TopupNotFound(BillingError):
+    code = "topup_not_found"
+
+
+class RefundTooLarge(BillingError):
+    code = "refund_too_large"
+
+
+class WebhookRefused(BillingError):
+    code = "webhook_refused"

@@ -88,12 +88,14 @@ async def post(
     actor: str,
     memo: str,
     lot_kind: LotKind = "paid",
+    is_paid_used_first: bool = False,
     clock: Clock = utc_now_us,
 ) -> LedgerTransaction:
     """Write one transaction and bring balance and lots along; raises LedgerConflict.
 
     `key` names the real-world cause (`grant:signup:…`, `pi:…`): posting the same again returns the
-    first transaction and changes nothing. Credit to the customer becomes a lot of `lot_kind`.
+    first transaction and changes nothing. Credit to the customer becomes a lot of `lot_kind`;
+    credit from the customer is taken as usage takes it, or bought credit first.
     """
     _require_balanced(organization_id, postings)
     now = clock()
@@ -128,6 +130,8 @@ async def post(
         await _add_lot(session, transaction, amount, posted, lot_kind)
     elif amount < 0:
         lots = (await load_open_lots(session, [organization_id])).get(organization_id, [])
+        if is_paid_used_first:
+            lots.sort(key=lambda lot: not lot.is_paid)
         await _use_lots(session, transaction.id, lots, -amount)
     return await session.get_one(LedgerTransaction, transaction.id)
 

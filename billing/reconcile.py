@@ -6,8 +6,9 @@ Each check is one query that finds what breaks one law; nothing found is the pro
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from sqlalchemy import and_, case, func, literal, or_, select
+from sqlalchemy import ColumnElement, ScalarSelect, and_, case, func, literal, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql import Select
 
 from accounts.models import Organization
@@ -23,6 +24,7 @@ from billing.models import (
     UsageHour,
     UsageRecord,
 )
+from billing.payment_models import NANO_USD_PER_CENT, Dispute, Refund, Topup
 
 EXAMPLES = 3
 """Findings that a failed check names."""
@@ -222,6 +224,26 @@ async def charges_have_transactions(session: AsyncSession) -> Check:
     return await _nothing_found(session, "every charge is in the ledger once", query)
 
 
+async def clearing_equals_payments(session: AsyncSession) -> Check:
+    """What Stripe holds for a customer: paid in, less refunds and what disputes have withdrawn."""
+    cleared = (
+        select(-func.coalesce(func.sum(LedgerEntry.amount_nano_usd), 0))
+        .join(LedgerTransaction, LedgerTransaction.id == LedgerEntry.transaction_id)
+        .where(
+            LedgerTransaction.organization_id == Organization.id,
+            LedgerEntry.account == chart.STRIPE_CLEARING,
+        )
+        .correlate(Organization)
+        .scalar_subquery()
+    )
+    paid = _cents_of(Topup, Topup.state == "paid")
+    refunded = _cents_of(Refund, Refund.state != "failed")
+    withdrawn = _cents_of(Dispute, Dispute.is_withdrawn)
+    expected = (paid - refunded - withdrawn) * NANO_USD_PER_CENT
+    query = select(Organization.id, cleared - expected).where(cleared != expected)
+    return await _nothing_found(session, "the clearing account equals the payments", query)
+
+
 CHECKS: tuple[Callable[[AsyncSession], Awaitable[Check]], ...] = (
     transactions_sum_to_zero,
     customers_are_their_own,
@@ -233,7 +255,20 @@ CHECKS: tuple[Callable[[AsyncSession], Awaitable[Check]], ...] = (
     lots_equal_their_uses,
     closed_holds_have_usage,
     charges_have_transactions,
+    clearing_equals_payments,
 )
+
+
+def _cents_of(
+    table: type[Topup | Refund | Dispute],
+    condition: ColumnElement[bool] | InstrumentedAttribute[bool],
+) -> ScalarSelect[int]:
+    return (
+        select(func.coalesce(func.sum(table.amount_cents), 0))
+        .where(table.organization_id == Organization.id, condition)
+        .correlate(Organization)
+        .scalar_subquery()
+    )
 
 
 async def _nothing_found(session: AsyncSession, name: str, query: Select[str, int]) -> Check:

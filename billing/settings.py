@@ -20,6 +20,14 @@ class BillingSettings(BaseSettings):
     outbox_every_s: float = 5.0
     reconcile_every_s: float = 3_600.0
     purge_every_s: float = 3_600.0
+    stripe_inbox_every_s: float = 5.0
+    recharge_every_s: float = 5.0
+    payment_sweep_every_s: float = 600.0
+    stripe_comparison_every_s: float = 86_400.0
+    low_balance_every_s: float = 60.0
+
+    is_private_webhook_allowed: bool = False
+    """Customers' webhooks may lead to this network; for a machine of one's own only."""
 
     max_group: int = 128
     """Operations on holds that share one database transaction."""

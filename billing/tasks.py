@@ -11,8 +11,20 @@ from accounts import sessions as logins
 from accounts import verification
 from accounts.mail import Mailer
 from accounts.settings import AccountsSettings
-from billing import outbox_relay, reconcile, sweeps
+from billing import (
+    alerts,
+    outbox_relay,
+    payment_mail,
+    payment_sweeps,
+    recharge,
+    reconcile,
+    sweeps,
+    webhooks,
+)
 from billing.celery_app import app
+from billing.settings import BillingSettings
+from billing.stripe_client import Payments
+from billing.stripe_settings import StripeSettings
 from common.db import Sessions, create_engine, create_sessions, read_only
 from common.settings import CommonSettings
 
@@ -33,8 +45,49 @@ def close_lost_gateways() -> None:
 def relay_outbox() -> None:
     """Deliver what transactions have promised."""
     settings = AccountsSettings()
-    mail = partial(verification.deliver, mailer=Mailer(settings), settings=settings)
-    run(partial(outbox_relay.deliver_due, handlers={verification.TOPIC: mail}))
+    mailer = Mailer(settings)
+    handlers = {
+        verification.TOPIC: partial(verification.deliver, mailer=mailer, settings=settings),
+        payment_mail.TOPIC: partial(payment_mail.deliver, mailer=mailer, settings=settings),
+        alerts.TOPIC: partial(
+            alerts.deliver,
+            peppers=settings.api_key_peppers,
+            is_private_allowed=BillingSettings().is_private_webhook_allowed,
+        ),
+    }
+    run(partial(outbox_relay.deliver_due, handlers=handlers))
+
+
+@app.task
+def process_stripe_inbox() -> None:
+    """Converge to the objects that Stripe's webhooks were about."""
+    run_with_stripe(webhooks.process_due)
+
+
+@app.task
+def recharge_due() -> None:
+    """Charge the saved cards of organizations whose credit has fallen below their threshold."""
+    run_with_stripe(recharge.run_due)
+
+
+@app.task
+def sweep_payments() -> None:
+    """Fetch what Stripe's webhooks did not bring."""
+    run_with_stripe(payment_sweeps.sweep)
+
+
+@app.task
+def compare_with_stripe() -> None:
+    """Our clearing account against Stripe's own list of what has moved, to the cent."""
+    check = run_with_stripe(payment_sweeps.compare_with_stripe)
+    if check is not None and not check.is_ok:
+        logger.error("books_differ", check=check.name, detail=check.detail)
+
+
+@app.task
+def warn_low_balances() -> None:
+    """Promise mails and webhooks to whoever's credit has fallen below their threshold."""
+    run(alerts.sweep)
 
 
 @app.task
@@ -64,6 +117,22 @@ def run(work: Callable[[Sessions], Awaitable[Result]]) -> Result:
             await engine.dispose()
 
     return asyncio.run(main())
+
+
+def run_with_stripe(work: Callable[[Sessions, Payments], Awaitable[Result]]) -> Result | None:
+    """The same for work at Stripe; nothing, and None, where payments are not set up."""
+    settings = StripeSettings()
+    if not settings.is_on:
+        return None
+
+    async def main(sessions: Sessions) -> Result:
+        payments = Payments(settings)
+        try:
+            return await work(sessions, payments)
+        finally:
+            await payments.close()
+
+    return run(main)
 
 
 async def _reconcile(sessions: Sessions) -> list[reconcile.Check]:

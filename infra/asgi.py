@@ -21,6 +21,8 @@ from api.dependencies import Services, open_services
 from api.metrics import metrics_application
 from api.settings import ApiSettings
 from billing.settings import BillingSettings
+from billing.stripe_client import Payments
+from billing.stripe_settings import StripeSettings
 from common import logging as platform_logging
 from common.settings import CommonSettings
 from engine.broker.settings import BrokerSettings
@@ -63,12 +65,14 @@ class Platform:
 
     @asynccontextmanager
     async def _open(self, application: FastAPI) -> AsyncIterator[None]:
+        stripe = StripeSettings()
         async with AsyncExitStack() as stack:
             services = await stack.enter_async_context(
                 open_services(
                     common=self._common,
                     accounts=AccountsSettings(),
                     billing=BillingSettings(),
+                    stripe=stripe,
                     broker=BrokerSettings(),
                     api=ApiSettings(),
                 )
@@ -76,13 +80,16 @@ class Platform:
             redis = Redis.from_url(self._common.redis_url.get_secret_value())
             stack.push_async_callback(redis.aclose)
             self._api = create_api(services)
-            self._web = create_web(_web_services(services, redis))
+            payments = Payments(stripe) if stripe.is_on else None
+            if payments is not None:
+                stack.push_async_callback(payments.close)
+            self._web = create_web(_web_services(services, redis, payments))
             if self._infra.metrics_port:
                 await stack.enter_async_context(_metrics_server(services, self._infra))
             yield
 
 
-def _web_services(services: Services, redis: Redis) -> WebServices:
+def _web_services(services: Services, redis: Redis, payments: Payments | None) -> WebServices:
     return WebServices(
         sessions=services.sessions,
         redis=redis,
@@ -93,6 +100,7 @@ def _web_services(services: Services, redis: Redis) -> WebServices:
         billing_settings=services.billing_settings,
         web_settings=WebSettings(),  # the cookie secret comes from the environment
         broker=services.broker,
+        payments=payments,
         clock=services.clock,
     )
 

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from accounts.errors import InvalidToken, KeyNotFound, ThrottleUnavailable, TooManyAttempts
-from billing.errors import LedgerUnavailable
+from billing.errors import LedgerUnavailable, TopupNotFound
 from common.errors import PlatformError
 from common.ids import new_id
 from engine.errors import ModelNotFound
@@ -80,6 +80,7 @@ FAILURES: dict[type[PlatformError], Failure] = {
     ModelNotFound: NO_SUCH_MODEL,
     KeyNotFound: NO_SUCH_KEY,
     InvalidToken: BAD_LINK,
+    TopupNotFound: NOT_FOUND,
     FormForged: FORGED,
     FormUnreadable: UNREADABLE,
     FormTooLarge: TOO_LARGE,

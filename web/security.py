@@ -13,9 +13,9 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "style-src 'self'",
         "img-src 'self'",
         "connect-src 'self'",
-        "form-action 'self'",
         "base-uri 'none'",
         "frame-ancestors 'none'",
+        "form-action 'self'",
     )
 )
 """Scripts and styles are files of ours; nothing inline, nothing from elsewhere."""
@@ -36,6 +36,7 @@ def add_security_headers(headers: MutableHeaders, settings: WebSettings) -> None
     """Set the headers above, HSTS under TLS, and `no-store` unless the answer chose otherwise."""
     for name, value in HEADERS.items():
         headers[name] = value
+    headers["content-security-policy"] += f" {settings.checkout_origin}"
     headers.setdefault("cache-control", "no-store")
     if settings.is_tls:
         headers["strict-transport-security"] = "max-age=31536000"

@@ -9,6 +9,7 @@ from accounts.passwords import PasswordHasher
 from accounts.settings import AccountsSettings
 from accounts.throttle import Throttle
 from billing.settings import BillingSettings
+from billing.stripe_client import Payments
 from common.clock import Clock, utc_now_us
 from common.db import Sessions
 from engine.broker.gateway import GatewayBroker
@@ -30,4 +31,6 @@ class WebServices:
     web_settings: WebSettings
     broker: GatewayBroker | None = None
     """None: no engine in reach; the pages then say nothing about workers."""
+    payments: Payments | None = None
+    """None: payments are not set up on this machine."""
     clock: Clock = utc_now_us

@@ -16,6 +16,8 @@ class WebSettings(BaseSettings):
     public_url: AnyHttpUrl | None = None
     """Where browsers and API clients reach us, e.g. `https://api.example.com`. Unset: the address
     that the browser used. Shown in examples; forms are accepted from it and from that address."""
+    checkout_origin: str = "https://checkout.stripe.com"
+    """Where the top-up form may lead; browsers ask before they follow a form's redirect."""
     max_form_bytes: int = 65_536
     recent_requests: int = 40
     """Rows of the request list on the usage page."""

@@ -4,11 +4,15 @@ import asyncio
 
 import typer
 
+from billing.payment_sweeps import compare_with_stripe
+from billing.reconcile import Check
 from billing.reconcile import reconcile as reconcile_books
+from billing.stripe_client import Payments
+from common.db import Sessions
 from common.ids import new_id
 from engine.broker.gateway import GatewayBroker
 from engine.messages import CheckIntegrity, IntegrityReport
-from infra.cli.connections import run_in_transaction, run_with_broker
+from infra.cli.connections import run_with_broker, run_with_payments
 from infra.errors import ChecksFailed
 from infra.local import ready_file
 from infra.settings import InfraSettings
@@ -19,13 +23,21 @@ POLL_S = 0.3
 
 def reconcile() -> None:
     """Prove from the tables that the books are right; exit status 1 on any difference."""
-    checks = run_in_transaction(reconcile_books)
+    checks = run_with_payments(_all_checks)
     for check in checks:
         mark = typer.style("ok  ", fg="green") if check.is_ok else typer.style("DIFF", fg="red")
         typer.echo(f"{mark}  {check.name}: {check.detail}")
     failed = [check.name for check in checks if not check.is_ok]
     if failed:
         raise ChecksFailed(f"{len(failed)} of {len(checks)} checks found a difference")
+
+
+async def _all_checks(sessions: Sessions, payments: Payments | None) -> list[Check]:
+    async with sessions.begin() as session:
+        checks = await reconcile_books(session)
+    if payments is not None:
+        checks.append(await compare_with_stripe(sessions, payments))
+    return checks
 
 
 def check_integrity() -> None:

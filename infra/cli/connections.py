@@ -7,7 +7,9 @@ from typing import TypeVar
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from common.db import create_engine, create_sessions
+from billing.stripe_client import Payments
+from billing.stripe_settings import StripeSettings
+from common.db import Sessions, create_engine, create_sessions
 from common.ids import new_id
 from engine.broker.gateway import GatewayBroker
 from engine.broker.settings import BrokerSettings
@@ -31,6 +33,24 @@ def run_in_transaction(work: Callable[[AsyncSession], Awaitable[Result]]) -> Res
             await engine.dispose()
             # aiosqlite's thread of a connection that could not be opened still has a word for the
             # loop; without a moment to say it, it complains on standard error.
+            await asyncio.sleep(THREAD_GRACE_S)
+
+    return asyncio.run(main())
+
+
+def run_with_payments(work: Callable[[Sessions, Payments | None], Awaitable[Result]]) -> Result:
+    """Run `work` on the configured database, and at Stripe where payments are set up."""
+
+    async def main() -> Result:
+        engine = create_engine(database_url(InfraSettings()))
+        stripe = StripeSettings()
+        payments = Payments(stripe) if stripe.is_on else None
+        try:
+            return await work(create_sessions(engine), payments)
+        finally:
+            if payments is not None:
+                await payments.close()
+            await engine.dispose()
             await asyncio.sleep(THREAD_GRACE_S)
 
     return asyncio.run(main())

@@ -8,11 +8,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from accounts.models import Membership, Organization
 from accounts.users import find_by_email
-from billing import ledger
+from billing import disputes, ledger, refunds
 from billing.ledger import Balance
 from billing.money import format_usd, parse_usd
+from billing.payment_models import NANO_USD_PER_CENT, Refund
+from billing.stripe_client import Payments
+from common.db import Sessions, read_only
 from common.ids import new_id
-from infra.cli.connections import run_in_transaction
+from infra.cli.connections import run_in_transaction, run_with_payments
 from infra.errors import WrongSettings
 
 app = typer.Typer(no_args_is_help=True)
@@ -57,6 +60,46 @@ def adjust(
         return await ledger.balance(session, organization_id)
 
     _print_balance(run_in_transaction(work))
+
+
+@app.command()
+def refund(
+    topup: Annotated[str, typer.Option(help="The payment's id (`top_…`).")],
+    amount: Annotated[str, typer.Option(help="Dollars, whole cents.")],
+    reason: Annotated[str, typer.Option(help="Why; it stands in the audit log.")],
+) -> None:
+    """Give a part of a payment back to the card: the credit is taken first, then Stripe is asked."""
+    cents, rest = divmod(parse_usd(amount), NANO_USD_PER_CENT)
+    if rest:
+        raise WrongSettings("a refund is a whole number of cents")
+
+    async def work(sessions: Sessions, payments: Payments | None) -> Refund:
+        if payments is None:
+            raise WrongSettings("payments are not set up: STRIPE_API_KEY is missing")
+        async with sessions.begin() as session:
+            asked = await refunds.request(
+                session, topup, amount_cents=cents, reason=reason, actor="operator:cli"
+            )
+        await refunds.send(sessions, payments, asked.id)
+        async with read_only(sessions) as session:
+            return await session.get_one(Refund, asked.id)
+
+    done = run_with_payments(work)
+    typer.echo(f"{done.id}  {done.state}")
+
+
+@app.command()
+def release(
+    organization: WhichOrganization,
+    reason: Annotated[str, typer.Option(help="Why; it stands in the audit log.")],
+) -> None:
+    """Let a frozen organization spend again, a lost dispute notwithstanding."""
+
+    async def work(session: AsyncSession) -> None:
+        organization_id = await _resolve(session, organization)
+        await disputes.release(session, organization_id, reason=reason, actor="operator:cli")
+
+    run_in_transaction(work)
 
 
 def _print_balance(balance: Balance) -> None:

@@ -28,6 +28,7 @@ from billing import ledger, pricing, signup
 from billing.ledger import Balance
 from billing.money import NANO_PER_DOLLAR
 from billing.settings import BillingSettings
+from billing.stripe_settings import StripeSettings
 from common.db import create_engine, create_sessions, read_only
 from common.settings import CommonSettings
 from engine import catalog
@@ -63,6 +64,9 @@ class Customer:
     @property
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.key}"}
+
+
+STRIPE = StripeSettings(webhook_secret=SecretStr("whsec_of_the_tests"))
 
 
 @cache
@@ -181,6 +185,7 @@ async def open_platform(
         common=common,
         accounts=ACCOUNTS,
         billing=BillingSettings(signup_credit_nano_usd=100 * NANO_PER_DOLLAR),
+        stripe=STRIPE,
         broker=BROKER,
         api=API.model_copy(update=api),
     ) as services:

@@ -1,5 +1,7 @@
 """Commits that fail: before anything is durable, or after everything is and nobody hears of it."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,3 +38,25 @@ class Faults:
 
 def lost_connection() -> OperationalError:
     return OperationalError("COMMIT", None, Exception("the connection was lost"))
+
+
+@dataclass
+class FaultyBegin:
+    """Stands for a session factory whose `begin()` suffers what is planned when it commits."""
+
+    real: Sessions
+    planned: list[Fault | None] = field(default_factory=list)
+
+    def __call__(self) -> AsyncSession:
+        return self.real()
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncSession]:
+        async with self.real() as session:
+            yield session
+            fault = self.planned.pop(0) if self.planned else None
+            if fault == "before":
+                raise lost_connection()
+            await session.commit()
+            if fault == "after":
+                raise lost_connection()

@@ -6,7 +6,9 @@ from typing import Any, cast
 from sqlalchemy import CursorResult, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing import chart, ledger, topups
 from billing.holds import HoldWriter
+from billing.ledger import Posting
 from billing.reconcile import reconcile
 from common.db import Sessions
 from tests.billing.conftest import Books, settle_of
@@ -30,6 +32,9 @@ DAMAGE = {
     ),
     "credit lots equal their uses": "UPDATE lot_uses SET amount_nano_usd = amount_nano_usd + 1",
     "every closed hold has its usage record": ("DELETE FROM usage_records WHERE NOT is_billable"),
+    "the clearing account equals the payments": (
+        "UPDATE topups SET amount_cents = amount_cents + 1 WHERE state = 'paid'"
+    ),
     "every charge is in the ledger once": (
         "UPDATE ledger_transactions SET key = 'elsewhere:' || key WHERE kind = 'usage'"
     ),
@@ -38,11 +43,33 @@ DAMAGE = {
 
 async def some_history(books: Books, writer: HoldWriter) -> None:
     """Requests of every fate: settled, voided, still open."""
+    await pay_in(books)
     admitted = await asyncio.gather(*(writer.admit(books.admit()) for _ in range(12)))
     await asyncio.gather(
         *(writer.settle(settle_of(hold, 70, 30, 5)) for hold in admitted[:6]),
         *(writer.void(hold.request_id, hold.epoch, "platform_fault") for hold in admitted[6:9]),
     )
+
+
+async def pay_in(books: Books) -> None:
+    async with books.sessions.begin() as session:
+        topup = await topups.start(
+            session, books.organization_id, amount_cents=500, idempotency_key="click"
+        )
+        assert topup is not None
+        topup.state = "paid"
+        await ledger.post(
+            session,
+            key="pi:pi_1",
+            kind="topup",
+            organization_id=books.organization_id,
+            postings=[
+                Posting(chart.customer(books.organization_id), topup.amount_nano_usd),
+                Posting(chart.STRIPE_CLEARING, -topup.amount_nano_usd),
+            ],
+            actor="test",
+            memo="test",
+        )
 
 
 async def failed_checks(sessions: Sessions) -> set[str]:

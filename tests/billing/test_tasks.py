@@ -18,6 +18,11 @@ from billing.settings import BillingSettings
 from common.db import read_only
 from common.settings import CommonSettings
 from tests.billing.conftest import Books
+from tests.billing.fake_stripe.server import API_KEY
+from tests.billing.fake_stripe.state import GOOD
+from tests.billing.payments import DOLLAR, Desk, desk, fake, running_stripe
+
+__all__ = ["desk", "fake", "running_stripe"]
 
 
 @pytest.fixture
@@ -71,6 +76,45 @@ async def test_the_relay_sends_the_verification_mail(
     await asyncio.to_thread(tasks.relay_outbox)
     assert capsys.readouterr().err.count("/verify?token=") == 1
     await asyncio.to_thread(tasks.purge_expired)
+
+
+def test_every_task_of_the_beat_exists() -> None:
+    schedule = create_celery(CommonSettings(), BillingSettings()).conf.beat_schedule
+    assert {entry["task"] for entry in schedule.values()} == {
+        name for name in tasks.app.tasks if name.startswith("billing.")
+    }
+
+
+@pytest.mark.usefixtures("environment")
+async def test_without_a_key_the_tasks_of_payments_do_nothing(books: Books) -> None:
+    for task in (
+        tasks.process_stripe_inbox,
+        tasks.recharge_due,
+        tasks.sweep_payments,
+        tasks.compare_with_stripe,
+    ):
+        await asyncio.to_thread(task)
+
+
+@pytest.mark.usefixtures("environment")
+async def test_the_tasks_of_payments_bring_a_payment_home(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STRIPE_API_KEY", API_KEY)
+    monkeypatch.setenv("STRIPE_API_BASE", desk.fake.base_url)
+    topup = await desk.open_checkout()
+    desk.fake.pay_session(topup.session_id or "", GOOD)
+    for _ in range(2):
+        await asyncio.to_thread(tasks.sweep_payments)
+        await asyncio.to_thread(tasks.process_stripe_inbox)
+    await asyncio.to_thread(tasks.recharge_due)
+    await asyncio.to_thread(tasks.warn_low_balances)
+    assert (await desk.balance()).posted == 50 * DOLLAR
+    await asyncio.to_thread(tasks.compare_with_stripe)
+    assert "books_differ" not in capsys.readouterr().out
+    desk.fake.state.move("charge", 1)
+    await asyncio.to_thread(tasks.compare_with_stripe)
+    assert "books_differ" in capsys.readouterr().out
 
 
 def test_a_task_that_still_runs_is_never_handed_to_a_second_worker() -> None:

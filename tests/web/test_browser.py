@@ -10,10 +10,16 @@ import uvicorn
 from redis.asyncio import Redis
 
 from billing.gateways import GatewayLease
+from billing.stripe_client import Payments
 from common.db import create_engine, create_sessions
+from tests.billing.fake_stripe.server import FakeStripe
+from tests.billing.fake_stripe.state import DECLINED, GOOD
+from tests.billing.payments import fake, running_stripe, settings_of
 from tests.services import free_port
-from tests.web.site import KEY, MODEL, PASSWORD, Site, make_services, make_site
+from tests.web.site import KEY, MODEL, PASSWORD, WEB, Site, make_services, make_site
 from tests.web.test_isolation import organization_of
+
+__all__ = ["fake", "running_stripe"]
 
 pytestmark = pytest.mark.browser
 
@@ -23,11 +29,12 @@ THEMES = [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)]
 class RunningSite:
     """The site on a port, in a thread with an event loop of its own."""
 
-    def __init__(self, database_url: str, redis_url: str) -> None:
+    def __init__(self, database_url: str, redis_url: str, stripe: FakeStripe) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.site: Site
         self._addresses = (database_url, redis_url)
+        self._stripe = stripe
         self._loop = asyncio.new_event_loop()
         self._server: uvicorn.Server
         self._is_ready = threading.Event()
@@ -55,7 +62,13 @@ class RunningSite:
         database_url, redis_url = self._addresses
         engine = create_engine(database_url)
         redis = Redis.from_url(redis_url)
-        services = make_services(create_sessions(engine), redis)
+        payments = Payments(settings_of(self._stripe))
+        services = make_services(
+            create_sessions(engine),
+            redis,
+            payments=payments,
+            web_settings=WEB.model_copy(update={"checkout_origin": self._stripe.base_url}),
+        )
         self.site = make_site(services)
         await GatewayLease(services.sessions, "gw_tests", lease_s=60).renew()
         await self.site.hold_writer.start()
@@ -66,13 +79,14 @@ class RunningSite:
         await self._server.serve()
         await self.site.hold_writer.stop()
         services.password_hasher.close()
+        await payments.close()
         await redis.aclose()
         await engine.dispose()
 
 
 @pytest.fixture
-def running(sqlite_url: str, clean_redis: str) -> Iterator[RunningSite]:
-    running = RunningSite(sqlite_url, clean_redis)
+def running(sqlite_url: str, clean_redis: str, fake: FakeStripe) -> Iterator[RunningSite]:
+    running = RunningSite(sqlite_url, clean_redis, fake)
     running.start()
     yield running
     running.stop()
@@ -161,6 +175,33 @@ def test_from_sign_up_to_the_first_bill(running: RunningSite, page: Any) -> None
     page.wait_for_url("**/keys")
 
 
+def test_a_top_up_is_paid_on_stripes_page_and_is_there_on_return(
+    running: RunningSite, page: Any, fake: FakeStripe
+) -> None:
+    page.goto(f"{running.url}/signup")
+    page.get_by_label("E-mail").fill("ada@example.com")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Create account").click()
+    page.wait_for_url("**/welcome")
+    page.get_by_role("link", name="Billing").click()
+    page.get_by_label("Amount in dollars").fill("25.50")
+    page.get_by_label("Save the card").check()
+    page.get_by_role("button", name="Continue to payment").click()
+    page.wait_for_url("**/c/pay/*")
+    for card in (DECLINED, GOOD):
+        page.get_by_label("Card number").fill(card)
+        page.get_by_role("button", name="Pay").click()
+        if card == DECLINED:
+            assert page.get_by_role("alert").inner_text() == "card_declined"
+    page.wait_for_url("**/billing")
+    assert "$125.50" in page.locator(".figure-main").inner_text()
+    assert "visa 4242" in page.content()
+    page.get_by_label("Charge the saved card by itself").check()
+    page.get_by_role("button", name="Save recharge").click()
+    assert page.locator(".state-on").count() == 1
+    assert len(fake.state.all("charge")) == 1
+
+
 @pytest.mark.parametrize(("scheme", "width"), THEMES)
 def test_pages_fit_their_screen_and_can_be_read(
     running: RunningSite, browser: Any, scheme: str, width: int
@@ -176,7 +217,16 @@ def test_pages_fit_their_screen_and_can_be_read(
     page.get_by_role("button", name="Create account").click()
     page.wait_for_url("**/welcome")
     running.use("ada@example.com")
-    paths = ("/", "/usage", "/keys", "/models", f"/models/{MODEL}", "/docs/quickstart", "/status")
+    paths = (
+        "/",
+        "/usage",
+        "/billing",
+        "/keys",
+        "/models",
+        f"/models/{MODEL}",
+        "/docs/quickstart",
+        "/status",
+    )
     for path in paths:
         page.goto(running.url + path)
         wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")

@@ -16,7 +16,7 @@ from tests.web.test_isolation import organization_of
 from web.failures import FAILURES
 
 PUBLIC = ["/", "/signup", "/login", "/models", f"/models/{MODEL}", "/docs/quickstart", "/status"]
-PRIVATE = ["/welcome", "/usage", "/keys"]
+PRIVATE = ["/welcome", "/usage", "/billing", "/keys"]
 
 
 def heartbeat(state: WorkerState, **changed: int) -> Heartbeat:
