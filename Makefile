@@ -7,9 +7,10 @@ export VAR PORT
 
 BIN := .venv/bin
 TEST_FLAGS ?=
+FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-e2e check check-kernels format bench-engine migrate clean environment test-environment
+.PHONY: help run demo test test-fast test-e2e check check-kernels format bench-engine bench-vllm bench-llamacpp migrate clean environment test-environment
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -45,6 +46,12 @@ check-kernels: test-environment ## Compile every Triton kernel for sm_80 and sm_
 
 bench-engine: test-environment ## TTFT and tokens/s beside this machine's limits; writes var/bench/engine.json
 	$(BIN)/python -m tests.bench.bench_engine
+
+bench-vllm: test-environment ## Ours and vLLM side by side over HTTP (hours; it resumes); FLAGS=--help tells more
+	$(BIN)/python -m tests.bench.bench_vllm $(FLAGS)
+
+bench-llamacpp: test-environment ## The same with llama.cpp, built for this CPU
+	$(BIN)/python -m tests.bench.bench_llamacpp $(FLAGS)
 
 migrate: environment ## Bring the database up to date
 	@$(BIN)/ncompass migrate

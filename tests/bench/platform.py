@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,8 +77,11 @@ class BenchPlatform:
 
 
 @contextmanager
-def run_platform() -> Iterator[BenchPlatform]:
-    """Start on a temporary state directory that borrows `var/models`; stop at the end."""
+def run_platform(settings: Mapping[str, str] | None = None) -> Iterator[BenchPlatform]:
+    """Start on a temporary state directory that borrows `var/models`; stop at the end.
+
+    `settings` are environment variables (`NCOMPASS_…`) beside those of this process.
+    """
     with tempfile.TemporaryDirectory(prefix="nc-bench-") as directory:
         var = Path(directory)
         models = ROOT / "var" / "models"
@@ -87,7 +90,7 @@ def run_platform() -> Iterator[BenchPlatform]:
         with (var / "output.txt").open("wb") as output:
             process = subprocess.Popen(
                 [str(Path(sys.executable).with_name("ncompass")), "up"],
-                env=os.environ | {"VAR": str(var), "PORT": str(free_port())},
+                env=os.environ | dict(settings or {}) | {"VAR": str(var), "PORT": str(free_port())},
                 cwd=ROOT,
                 stdout=output,
                 stderr=subprocess.STDOUT,

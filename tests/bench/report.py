@@ -3,6 +3,7 @@
 import json
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -30,17 +31,32 @@ def print_table(title: str, rows: list[dict[str, Any]], note: str = "") -> None:
     Console(width=120).print(table)
 
 
-def write_report(path: Path, figures: dict[str, float], rows: list[dict[str, Any]]) -> None:
-    """Write the machine, versions, commit, date, figures and rows to `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    report = {
+def provenance(versions: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Where a figure comes from: machine, versions (ours and `versions`), commit, date."""
+    return {
         "machine": _machine(),
         "versions": {name: metadata.version(name) for name in PACKAGES}
-        | {"python": platform.python_version()},
+        | {"python": platform.python_version()}
+        | dict(versions or {}),
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write_report(
+    path: Path,
+    figures: Mapping[str, float],
+    rows: list[dict[str, Any]],
+    *,
+    versions: Mapping[str, str] | None = None,
+    notes: list[str] | None = None,
+) -> None:
+    """Write the machine, versions, commit, date, figures, rows and notes to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    report = provenance(versions) | {
         "figures": {name: round(value, 4) for name, value in figures.items()},
         "rows": rows,
+        "notes": notes or [],
     }
     path.write_text(json.dumps(report, indent=2) + "\n")
 
