@@ -90,6 +90,7 @@ def _attempts(platform: Platform, bob: Customer, generation: str) -> dict[tuple[
         ("GET", "/v1/generations/{request_id}"): (get(f"/v1/generations/{generation}"), {404}),
         ("POST", "/v1/model_requests"): (post("/v1/model_requests", {"model": "a/b"}), {201}),
         ("POST", "/v1/admin/credits/adjust"): (post("/v1/admin/credits/adjust", adjust), {403}),
+        ("POST", "/v1/webhooks/stripe"): (post("/v1/webhooks/stripe", {"id": "evt_1"}), {400}),
         ("GET", "/v1/admin/workers"): (get("/v1/admin/workers"), {403}),
     }
 
