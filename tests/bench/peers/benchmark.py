@@ -11,6 +11,7 @@ from tests.bench.peers.cells import BURST, Cell, CellKey, CellStore, parse_rate
 from tests.bench.peers.client import Client
 from tests.bench.peers.curve import Line, draw, save
 from tests.bench.peers.figures import (
+    Attribution,
     Comparison,
     Results,
     attribution,
@@ -43,8 +44,7 @@ class Plan:
     """Whose burst throughput on the mixed trace is called capacity."""
     versions: Mapping[str, str]
     notes: list[str]
-    as_peer: str = ""
-    """Our engine under the peer's policy, where the benchmark has one."""
+    attribution: Attribution | None = None
 
     @property
     def compared(self) -> list[str]:
@@ -201,8 +201,8 @@ def _measure_search(matrix: Matrix, plan: Plan, chosen: Options) -> None:
 
 def _measure_policy(matrix: Matrix, plan: Plan, chosen: Options) -> None:
     """Our kernels under the peer's policy, beside cells that the matrix has anyway."""
-    if plan.as_peer in matrix.contestants:
-        names = [plan.comparisons[0].ours, plan.comparisons[0].peer, plan.as_peer]
+    if plan.attribution and plan.attribution.as_peer in matrix.contestants:
+        names = [plan.attribution.ours, plan.attribution.peer, plan.attribution.as_peer]
         matrix.run(
             alternating(
                 ["chat", "mixed"], POLICY_RATES, chosen.seeds, names,
@@ -236,10 +236,10 @@ def summarise(plan: Plan, chosen: Options, store: CellStore) -> None:
     if unmeasured:
         notes.append(f"{len(unmeasured)} cells of the matrix are not measured yet")
     notes += highest_rates(results, names)
-    if plan.as_peer:
-        notes += attribution(
-            results, plan.comparisons[0].ours, plan.as_peer, plan.comparisons[0].peer
-        )
+    if plan.attribution:
+        notes += attribution(results, plan.attribution) or [
+            "how much comes from kernels and how much from scheduling is not measured"
+        ]
     notes += ["lost: " + line for line in losses(results, plan.comparisons)]
     if rows:
         print_table(

@@ -28,6 +28,15 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
+class Attribution:
+    """Three engines that tell kernels from scheduling: ours, ours planning as the peer, the peer."""
+
+    ours: str
+    as_peer: str
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pool:
     """Runs of one engine at one rate of one trace, taken together."""
 
@@ -190,13 +199,13 @@ def highest_rates(results: Results, contestants: list[str]) -> list[str]:
     return lines
 
 
-def attribution(results: Results, ours: str, as_vllm: str, peer: str) -> list[str]:
-    """How much comes from kernels and how much from scheduling: our engine under vLLM's policy."""
+def attribution(results: Results, engines: Attribution) -> list[str]:
+    """How much comes from kernels and how much from scheduling: a line for each trace and rate."""
     lines = []
-    points = {(k.trace, k.rate) for k in results.cells if k.contestant == as_vllm}
+    points = {(k.trace, k.rate) for k in results.cells if k.contestant == engines.as_peer}
     for trace, rate in sorted(points):
-        kernels = results.pair(trace, rate, as_vllm, peer)
-        scheduling = results.pair(trace, rate, ours, as_vllm)
+        kernels = results.pair(trace, rate, engines.as_peer, engines.peer)
+        scheduling = results.pair(trace, rate, engines.ours, engines.as_peer)
         if not kernels or not scheduling:
             continue
         shown = "burst" if rate == BURST else f"{rate:g}/s"
