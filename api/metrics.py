@@ -97,18 +97,35 @@ class WorkerGauges:
             "total_kv_tokens": gauge("total_kv_tokens", "Tokens that the KV cache holds in all."),
             "num_steps": gauge("steps", "Engine steps since the worker started."),
             "output_tokens_total": gauge("output_tokens", "Tokens sampled since it started."),
+            "num_preemptions": gauge("preemptions", "Sequences whose blocks were taken away."),
             "prefill_tokens_total": gauge("prefill_tokens", "Tokens prefilled since it started."),
         }
         self._ready = gauge("ready", "1 where the worker takes requests.")
+        self._utilisation = {
+            "ridge_tokens": gauge("ridge_tokens", "Tokens from which a step is compute-bound."),
+            "compute": gauge("compute_utilisation", "Arithmetic, part of the last 10 s."),
+            "bandwidth": gauge("bandwidth_utilisation", "Memory reads, part of the last 10 s."),
+            "compute_s_total": gauge("compute_seconds", "Arithmetic since it started."),
+            "bandwidth_s_total": gauge("bandwidth_seconds", "Memory reads since it started."),
+            "compute_bound_s_total": gauge("compute_bound_seconds", "Steps bound by arithmetic."),
+            "bandwidth_bound_s_total": gauge("bandwidth_bound_seconds", "Steps bound by memory."),
+            "neither_bound_s_total": gauge("neither_bound_seconds", "Steps bound by neither."),
+            "prediction_error": gauge("prediction_error", "Relative, of the last steps' seconds."),
+            "is_prediction_trusted": gauge(
+                "prediction_trusted", "0: steps are budgeted in tokens."
+            ),
+        }
 
     def update(self, heartbeats: list[Heartbeat]) -> None:
         """Show exactly the workers of `heartbeats`."""
-        for gauge in (*self._gauges.values(), self._ready):
+        for gauge in (*self._gauges.values(), *self._utilisation.values(), self._ready):
             gauge.clear()
         for beat in heartbeats:
             self._ready.labels(beat.model, beat.worker).set(beat.state == "ready")
             for field, gauge in self._gauges.items():
                 gauge.labels(beat.model, beat.worker).set(getattr(beat, field))
+            for field, gauge in self._utilisation.items():
+                gauge.labels(beat.model, beat.worker).set(getattr(beat.utilisation, field))
 
 
 class CountResponses:

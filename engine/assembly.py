@@ -1,6 +1,7 @@
 """From settings to a scheduler: one way for the engine and for the simulator."""
 
 from engine.block_manager import BlockManager
+from engine.cost_model import affordable_tokens
 from engine.messages import CostModel
 from engine.plan import Limits
 from engine.planner import PlanFunction, plan
@@ -24,14 +25,16 @@ def create_scheduler(
     blocks = BlockManager(num_blocks, BLOCK_SIZE, is_prefix_cache_on=settings.is_prefix_cache_on)
     max_blocks = min(blocks.blocks_for(context_length), num_blocks)
     slots = SlotTable(settings.max_running, max_blocks)
-    return Scheduler(blocks, slots, limits_of(settings), cost_model, policy=policy)
+    limits = limits_of(settings, cost_model)
+    return Scheduler(blocks, slots, limits, cost_model, policy=policy)
 
 
-def limits_of(settings: EngineSettings) -> Limits:
+def limits_of(settings: EngineSettings, cost_model: CostModel | None) -> Limits:
     """The balance of one step, as the planner takes it."""
     return Limits(
         block_size=BLOCK_SIZE,
         max_step_tokens=settings.max_step_tokens,
+        untimed_step_tokens=_untimed_step_tokens(settings, cost_model),
         step_s=settings.step_s,
         idle_step_s=settings.idle_step_s,
         gap_s=settings.gap_s,
@@ -42,3 +45,13 @@ def limits_of(settings: EngineSettings) -> Limits:
         paused_share=settings.paused_share,
         backfill_lock_s=settings.backfill_lock_s,
     )
+
+
+def _untimed_step_tokens(settings: EngineSettings, cost_model: CostModel | None) -> int:
+    """What to count when seconds cannot be predicted: the tokens that once fitted into a step."""
+    most = settings.max_step_tokens
+    if cost_model is None:
+        return most
+    seconds = settings.step_s - cost_model.base_s
+    fitting = affordable_tokens(cost_model, seconds, num_before=0, num_cached=0, most=most)
+    return max(BLOCK_SIZE, fitting)

@@ -5,7 +5,6 @@ heartbeat. Source: research on prefill-priority scheduling; the key's ageing is 
 shortest-job-first with linear ageing, and the wait is Little's law.
 """
 
-from collections import deque
 from dataclasses import dataclass
 from math import inf, sqrt
 
@@ -117,20 +116,24 @@ class Correction:
     to plan by. A planner that may not trust it counts tokens instead.
     """
 
-    __slots__ = ("_residuals", "factor")
+    __slots__ = ("_error_s", "_measured_s", "_num_steps", "factor")
 
     RATE = 0.05
     """Weight of one step in the factor: about the last 20 steps count."""
-    WINDOW = 200
-    """Steps whose residuals are remembered."""
+    ERROR_RATE = 0.01
+    """Weight of one step in the error: about the last 100 count."""
+    STALL = 2.0
+    """A step further off than this moves the factor no more: the process was not running."""
     ENOUGH = 20
     """Steps before a judgement; until then the calibration is believed."""
-    RESIDUAL_MAX = 0.25
-    """Largest relative error of 19 steps in 20 that can be planned with."""
+    ERROR_MAX = 0.25
+    """Largest part of the measured seconds that predictions may miss by."""
 
     def __init__(self) -> None:
         self.factor = 1.0
-        self._residuals: deque[float] = deque(maxlen=self.WINDOW)
+        self._error_s = 0.0
+        self._measured_s = 0.0
+        self._num_steps = 0
 
     def seconds(self, predicted_s: float) -> float:
         """The prediction, corrected."""
@@ -140,17 +143,21 @@ class Correction:
         """A step that was predicted (uncorrected) to take `predicted_s` took `measured_s`."""
         if predicted_s <= 0 or measured_s <= 0:
             return
-        self._residuals.append(abs(measured_s / self.seconds(predicted_s) - 1.0))
-        self.factor += self.RATE * (measured_s / predicted_s - self.factor)
+        error_s = abs(measured_s - self.seconds(predicted_s))
+        self._num_steps += 1
+        rate = max(self.ERROR_RATE, 1 / self._num_steps)
+        self._error_s += rate * (error_s - self._error_s)
+        self._measured_s += rate * (measured_s - self._measured_s)
+        ratio = measured_s / predicted_s
+        bounded = min(max(ratio, self.factor / self.STALL), self.factor * self.STALL)
+        self.factor += self.RATE * (bounded - self.factor)
 
     @property
-    def residual_p95(self) -> float:
-        """Relative error that 95 % of the remembered steps stayed below."""
-        if not self._residuals:
-            return 0.0
-        return sorted(self._residuals)[int(0.95 * (len(self._residuals) - 1))]
+    def relative_error(self) -> float:
+        """Seconds by which the last predictions missed, per second measured."""
+        return self._error_s / self._measured_s if self._measured_s > 0 else 0.0
 
     @property
     def is_trusted(self) -> bool:
         """Whether predictions are good enough to plan by."""
-        return len(self._residuals) < self.ENOUGH or self.residual_p95 <= self.RESIDUAL_MAX
+        return self._num_steps < self.ENOUGH or self.relative_error <= self.ERROR_MAX

@@ -30,6 +30,7 @@ from engine.sampler import Sampled
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
+from engine.step_meter import NO_STEPS, StepMeter, StepTotals
 
 if TYPE_CHECKING:  # only workers load the grammar engine
     from engine.structured import Grammar
@@ -67,6 +68,11 @@ class EngineStats:
     output_tokens_total: int = 0
     prefill_tokens_total: int = 0
     num_preemptions: int = 0
+    cost_model: CostModel | None = None
+    """Corrected by the last steps."""
+    totals: StepTotals = NO_STEPS
+    prediction_error: float = 0.0
+    is_prediction_trusted: bool = False
 
 
 class Engine:
@@ -96,6 +102,7 @@ class Engine:
         self._now_us = now_us
         self._utc_now_us = utc_now_us
         self._scheduler = self._create_scheduler()
+        self._meter = StepMeter(cost_model)
         self._open_choices: Counter[str] = Counter()
         self._batch: StepBatch | None = None
         self._output = StepOutput(step=0)
@@ -121,6 +128,10 @@ class Engine:
             output_tokens_total=self._num_output_tokens,
             prefill_tokens_total=self._num_prefill_tokens,
             num_preemptions=scheduler.num_preemptions,
+            cost_model=self._meter.corrected,
+            totals=self._meter.totals,
+            prediction_error=self._meter.relative_error,
+            is_prediction_trusted=self._meter.is_trusted,
         )
 
     def add(self, request: GenerateRequest, grammar: "Grammar | None" = None) -> None:
@@ -201,6 +212,7 @@ class Engine:
 
     def _schedule(self) -> StepBatch:
         self._batch = None
+        self._scheduler.cost_model = self._meter.planning_model
         self._batch = self._scheduler.schedule(self._now_us())
         return self._batch
 
@@ -211,6 +223,7 @@ class Engine:
             self._num_steps += 1
             self._num_prefill_tokens += batch.num_prefill_tokens
             seconds = (now_us - batch.scheduled_us) / 1e6
+            self._meter.observe(batch, seconds)
             self._output.charges = charge_step(self._scheduler, batch, self.cost_model, seconds)
         self._end_failed(batch, sampled)
         rows = np.flatnonzero(sampled.token_ids >= 0)

@@ -193,6 +193,16 @@ class CostModel(msgspec.Struct, frozen=True):
         pairs = num_tokens * num_cached + num_tokens * num_tokens / 2
         return self.per_token_s * num_tokens + self.per_prefill_context_s * pairs
 
+    def arithmetic_s(self, work: "StepWork") -> float:
+        """What a step's arithmetic takes by itself, as if all that it needs were at hand."""
+        samples_s = self.per_sample_s * work.num_samples
+        attention_s = self.per_prefill_context_s * work.prefill_pairs
+        return self.per_token_s * work.num_tokens + attention_s + samples_s
+
+    def reading_s(self, work: "StepWork") -> float:
+        """What reading the weights and the decodes' caches takes by itself."""
+        return self.weights_s + self.per_decode_context_s * work.decode_context
+
     def step_s(self, work: "StepWork") -> float:
         """A whole step; nothing where there is nothing to compute."""
         if work.num_tokens <= 0:
@@ -227,6 +237,27 @@ class StepWork(msgspec.Struct, frozen=True):
     decode_context: float = 0.0
 
 
+class Utilisation(msgspec.Struct, frozen=True):
+    """What the worker's machine was busy with. Totals are seconds since it started."""
+
+    ridge_tokens: float = 0.0
+    """Tokens in a step from which it is compute-bound; 0 where it is not known."""
+    compute: float = 0.0
+    """Part of the last seconds that arithmetic took, at the rate that calibration measured."""
+    bandwidth: float = 0.0
+    """Part of the last seconds that reading weights, keys and values took, at that rate."""
+    compute_s_total: float = 0.0
+    bandwidth_s_total: float = 0.0
+    compute_bound_s_total: float = 0.0
+    """Steps that arithmetic bound; the next two: reading, and neither of them."""
+    bandwidth_bound_s_total: float = 0.0
+    neither_bound_s_total: float = 0.0
+    prediction_error: float = 0.0
+    """Of the seconds of the last steps, relative, after correction."""
+    is_prediction_trusted: bool = False
+    """False: steps are budgeted in tokens, because the cost model is not there or not right."""
+
+
 class IntegrityReport(msgspec.Struct, frozen=True):
     """What a worker found when it counted its KV blocks."""
 
@@ -254,6 +285,9 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     num_steps: int = 0
     output_tokens_total: int = 0
     prefill_tokens_total: int = 0
+    num_preemptions: int = 0
     cost_model: CostModel | None = None
+    """Calibrated when the worker started, corrected by its last steps."""
+    utilisation: Utilisation = Utilisation()
     load_report: str = ""
     integrity: IntegrityReport | None = None

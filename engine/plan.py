@@ -12,6 +12,8 @@ class Limits:
 
     block_size: int
     max_step_tokens: int
+    untimed_step_tokens: int
+    """The whole budget of a step without a cost model."""
     step_s: float
     idle_step_s: float
     gap_s: float

@@ -58,7 +58,7 @@ class _PrefillHalf:
         self.cost_model = cost_model
         self.num_tokens = 0
         """Of the chunks so far."""
-        self.num_tokens_left = max(0, limits.max_step_tokens - len(state.decodes))
+        self.num_tokens_left = _token_budget(len(state.decodes), limits, cost_model)
         budget_s = prefill_budget_s(state.decodes, limits, cost_model)
         self.seconds_left = budget_s - (cost_model.base_s if cost_model else 0.0)
         """For the chunks' products and attention, of the first chunk on."""
@@ -144,6 +144,14 @@ class _PrefillHalf:
             self.num_free_slots -= prefill.num_slots
             self.num_paused_blocks += prefill.num_held + prefill.num_reserved
             self.is_machine_empty = False
+
+
+def _token_budget(num_decodes: int, limits: Limits, cost_model: CostModel | None) -> int:
+    """Tokens that chunks may add; without predicted seconds so few that a step stays short."""
+    room = max(0, limits.max_step_tokens - num_decodes)
+    if cost_model is not None:
+        return room
+    return min(room, max(limits.block_size, limits.untimed_step_tokens - num_decodes))
 
 
 def _pairs(prefill: PrefillState, num_tokens: int) -> float:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from engine.mailbox import Mailbox
 from engine.messages import Heartbeat, IntegrityReport, WorkerState
 from engine.settings import EngineSettings
 from engine.structured import StructureDesk
+from engine.utilisation import RecentUse
 from kernels.cpu import library
 from kernels.cpu.memory import keep_freed_memory
 
@@ -133,6 +135,8 @@ def _run_guarded(
 def _describer(
     identity: Identity, loaded: LoadedEngine, mailbox: Mailbox
 ) -> Callable[[WorkerState, IntegrityReport | None], Heartbeat]:
+    recent = RecentUse(time.monotonic)
+
     def describe(state: WorkerState, integrity: IntegrityReport | None) -> Heartbeat:
         stats = mailbox.stats
         return Heartbeat(
@@ -151,7 +155,9 @@ def _describer(
             num_steps=stats.num_steps,
             output_tokens_total=stats.output_tokens_total,
             prefill_tokens_total=stats.prefill_tokens_total,
-            cost_model=loaded.engine.cost_model,
+            num_preemptions=stats.num_preemptions,
+            cost_model=stats.cost_model,
+            utilisation=recent.utilisation(stats),
             load_report=str(loaded.report),
             integrity=integrity,
         )

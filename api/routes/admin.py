@@ -1,5 +1,6 @@
 """`/v1/admin/…`: what only an operator's key may do."""
 
+import msgspec
 from fastapi import APIRouter, Request
 
 from api.authentication import OperatorCaller
@@ -49,8 +50,5 @@ async def list_workers(services: ServicesDependency, principal: OperatorCaller) 
     """The live workers of all models, by their last heartbeats."""
     heartbeats = await services.broker.heartbeats(None)
     return WorkerList(
-        data=[
-            WorkerObject(**{name: getattr(beat, name) for name in WorkerObject.model_fields})
-            for beat in heartbeats
-        ]
+        data=[WorkerObject.model_validate(msgspec.to_builtins(beat)) for beat in heartbeats]
     )

@@ -163,6 +163,33 @@ class AdjustCreditAnswer(ResponseBody):
     available: str
 
 
+class UtilisationObject(ResponseBody):
+    """What a worker's machine was busy with; parts of the last 10 s, and seconds in all."""
+
+    ridge_tokens: float
+    compute: float
+    bandwidth: float
+    compute_s_total: float
+    bandwidth_s_total: float
+    compute_bound_s_total: float
+    bandwidth_bound_s_total: float
+    neither_bound_s_total: float
+    prediction_error: float
+    is_prediction_trusted: bool
+
+
+class CostModelObject(ResponseBody):
+    """Seconds of a step as the worker predicts them."""
+
+    base_s: float
+    per_token_s: float
+    per_prefill_context_s: float
+    per_decode_context_s: float
+    weights_s: float
+    overlap: float
+    per_sample_s: float
+
+
 class WorkerObject(ResponseBody):
     """The last heartbeat of one worker."""
 
@@ -179,6 +206,9 @@ class WorkerObject(ResponseBody):
     num_steps: int
     output_tokens_total: int
     prefill_tokens_total: int
+    num_preemptions: int
+    utilisation: UtilisationObject
+    cost_model: CostModelObject | None
     load_report: str
 
 

@@ -38,13 +38,30 @@ def migrate() -> None:
     typer.echo("the database is up to date")
 
 
+COLUMNS = (
+    *("worker", "model", "state", "dtype", "running", "waiting", "free KV tokens"),
+    *("compute", "bandwidth"),
+)
+"""The last two: parts of the last seconds that each was in use, at the rate that was measured."""
+
+
 def status() -> None:
     """Show the running workers."""
     var = InfraSettings().var.resolve()
     ready = ready_file.read(var)
     beats = run_with_broker(ready.redis_url, lambda broker: broker.heartbeats(None))
     table = Table(title=f"{ready.base_url} · {ready.model}", title_justify="left")
-    for name in ("worker", "model", "state", "dtype", "running", "waiting", "free KV tokens"):
+    for name in (
+        "worker",
+        "model",
+        "state",
+        "dtype",
+        "running",
+        "waiting",
+        "free KV tokens",
+        "compute",
+        "bandwidth",
+    ):
         table.add_column(name)
     for beat in beats:
         table.add_row(*_columns(beat))
@@ -53,7 +70,12 @@ def status() -> None:
 
 def _columns(beat: Heartbeat) -> tuple[str, ...]:
     counts = (beat.num_running, beat.num_waiting, beat.free_kv_tokens)
-    return (beat.worker, beat.model, beat.state, beat.dtype, *(f"{n:,}" for n in counts))
+    use = (beat.utilisation.compute, beat.utilisation.bandwidth)
+    return (
+        *(beat.worker, beat.model, beat.state, beat.dtype),
+        *(f"{count:,}" for count in counts),
+        *(f"{part:.0%}" for part in use),
+    )
 
 
 def _start(*, is_demo: bool) -> None:

@@ -25,6 +25,7 @@ from engine.messages import (
     Timing,
     TokenFrame,
     TokenLogprob,
+    Utilisation,
 )
 
 TICK_S = 0.004
@@ -241,6 +242,7 @@ class FakeWorker:
             context_length=8192,
             num_running=len(self._sequences),
             num_steps=step,
+            utilisation=Utilisation(compute=0.75, bandwidth=0.25, neither_bound_s_total=3.0),
             cost_model=CostModel(
                 base_s=0.01, per_token_s=1e-4, per_prefill_context_s=1e-8, per_decode_context_s=1e-8
             ),

@@ -181,3 +181,5 @@ async def test_an_operator_sees_the_workers(platform: Platform) -> None:
             await asyncio.sleep(0.05)
     (worker,) = response.json()["data"]
     assert (worker["worker"], worker["model"], worker["state"]) == ("fake-worker", MODEL, "ready")
+    assert worker["utilisation"]["compute"] == 0.75
+    assert worker["cost_model"]["per_token_s"] == 1e-4

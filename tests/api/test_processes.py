@@ -39,6 +39,8 @@ async def test_metrics_show_requests_and_workers(platform: Platform) -> None:
                 await asyncio.sleep(0.05)
         assert (await client.get("/elsewhere")).status_code == 404
     assert f"ncompass_worker_ready{worker} 1.0" in text
+    assert f"ncompass_worker_compute_utilisation{worker} 0.75" in text
+    assert f"ncompass_worker_neither_bound_seconds{worker} 3.0" in text
     assert f'ncompass_generations_total{{model="{MODEL}",outcome="completed"}} 1.0' in text
     assert f'ncompass_time_to_first_token_seconds_count{{model="{MODEL}"}} 1.0' in text
     served = 'ncompass_http_responses_total{route="/v1/chat/completions",status="200"} 1.0'

@@ -15,6 +15,7 @@ SIZE = 64
 LIMITS = Limits(
     block_size=SIZE,
     max_step_tokens=512,
+    untimed_step_tokens=256,
     step_s=0.15,
     idle_step_s=0.3,
     gap_s=0.4,
