@@ -78,15 +78,16 @@ class BenchPlatform:
 
 @contextmanager
 def run_platform(settings: Mapping[str, str] | None = None) -> Iterator[BenchPlatform]:
-    """Start on a temporary state directory that borrows `var/models`; stop at the end.
+    """Start on a temporary state directory that borrows `var/models` and `var/kernels`; stop at the end.
 
     `settings` are environment variables (`NCOMPASS_…`) beside those of this process.
     """
     with tempfile.TemporaryDirectory(prefix="nc-bench-") as directory:
         var = Path(directory)
-        models = ROOT / "var" / "models"
-        models.mkdir(parents=True, exist_ok=True)
-        (var / "models").symlink_to(models)
+        for name in ("models", "kernels"):
+            shared = ROOT / "var" / name
+            shared.mkdir(parents=True, exist_ok=True)
+            (var / name).symlink_to(shared)
         with (var / "output.txt").open("wb") as output:
             process = subprocess.Popen(
                 [str(Path(sys.executable).with_name("ncompass")), "up"],
