@@ -10,7 +10,7 @@ TEST_FLAGS ?=
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-e2e check check-kernels format bench-engine bench-vllm bench-llamacpp migrate clean environment test-environment
+.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels format bench-engine bench-vllm bench-llamacpp migrate clean environment test-environment
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -22,14 +22,17 @@ demo: environment ## The same, but stop after one real request
 	@exec $(BIN)/ncompass demo
 
 test: test-environment ## Every test, the end-to-end one included (at most 10 minutes)
-	$(BIN)/pytest -n 2 -m "not e2e" $(TEST_FLAGS)
+	$(BIN)/pytest -n 2 -m "not e2e and not clients" $(TEST_FLAGS)
 	$(BIN)/pytest -m e2e $(TEST_FLAGS)
 
 test-fast: test-environment ## The quick tests (at most 90 seconds)
-	$(BIN)/pytest -n 2 -m "not e2e and not slow and not browser" $(TEST_FLAGS)
+	$(BIN)/pytest -n 2 -m "not e2e and not clients and not slow and not browser" $(TEST_FLAGS)
 
 test-e2e: test-environment ## Only the end-to-end tests, against real processes and a browser
 	$(BIN)/pytest -m e2e $(TEST_FLAGS)
+
+test-clients: test-environment ## npm's openai and anthropic, Vercel's AI SDK, LangChain, LlamaIndex, LiteLLM (needs node)
+	$(BIN)/pytest -m clients $(TEST_FLAGS)
 
 check: test-environment ## Formatting, lints, types, and the arrows between the folders
 	$(BIN)/ruff format --check .

@@ -114,7 +114,7 @@ class Generation:
     async def _follow(self, placement: Placement, answer: Answer) -> None:
         """Turn frames into text until every choice has ended."""
         frame = await self._first_frame(placement, answer)
-        if frame.is_accepted:
+        while frame.is_accepted:
             answer.accept()
             frame = await self._first_frame(placement, answer)
         piece = self._accept(frame)

@@ -207,7 +207,8 @@ class GenerationResponse(Response):
                 failure = failure or task.exception()
             producing -= done
             if failure is not None:
-                _abort(generations, ABORTED)
+                # The caller gets no answer at all: what the others have done is not charged.
+                _abort(generations, PLATFORM_FAULT)
         if failure is not None:
             raise failure
 

@@ -27,6 +27,26 @@ ERROR_SCHEMA = {
     },
 }
 
+ANTHROPIC_ERROR = "AnthropicError"
+ANTHROPIC_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {
+                "type": {"type": "string"},
+                "message": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        },
+        "request_id": {"type": ["string", "null"]},
+    },
+}
+
 ERRORS = {
     400: "The request is not valid; `param` names the field.",
     401: "The API key is missing, unknown, revoked or expired.",
@@ -47,9 +67,9 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route: these failures, in the one envelope."""
-    schema = {"$ref": REFERENCE.format(model="Error")}
+def errors(*statuses: int, form: str = "Error") -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route: these failures, in the envelope of its protocol."""
+    schema = {"$ref": REFERENCE.format(model=form)}
     return {
         status: {
             "description": ERRORS[status],
@@ -80,6 +100,7 @@ def _describe(application: FastAPI) -> dict[str, Any]:
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     schemas["Error"] = ERROR_SCHEMA
+    schemas[ANTHROPIC_ERROR] = ANTHROPIC_ERROR_SCHEMA
     for path in document["paths"].values():
         for operation in path.values():
             _hoist_body(operation, schemas)

@@ -4,10 +4,11 @@
 the step loop, `StructureState` masks what the grammar forbids before a token is chosen.
 """
 
-import queue
 import subprocess
 import sys
-from collections import OrderedDict
+import threading
+import time
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,6 +157,54 @@ def _weight(grammar: Grammar) -> int:
     return own + ENTRY_BYTES + len(grammar.structure.source)
 
 
+class FairLine:
+    """Requests in line for the compiler: next goes the tenant that has used the least of it.
+
+    So whoever sends one hostile form after another waits for himself.
+    """
+
+    def __init__(self) -> None:
+        self._arrived = threading.Condition()
+        self._lines: dict[str, deque[GenerateRequest]] = {}
+        self._used_s: dict[str, float] = {}
+        self._is_closed = False
+
+    def put(self, request: GenerateRequest) -> None:
+        """Stand in line. Somebody new has used as much as the least of those who wait."""
+        with self._arrived:
+            if request.tenant not in self._used_s:
+                waiting = [self._used_s[tenant] for tenant in self._lines]
+                self._used_s[request.tenant] = min(waiting, default=0.0)
+            self._lines.setdefault(request.tenant, deque()).append(request)
+            self._arrived.notify()
+
+    def get(self) -> GenerateRequest | None:
+        """Wait for the next request; None once the line is closed."""
+        with self._arrived:
+            while not self._lines and not self._is_closed:
+                # Nobody waits: nobody is ahead of anybody.
+                self._used_s.clear()
+                self._arrived.wait()
+            if self._is_closed:
+                return None
+            tenant = min(self._lines, key=self._used_s.__getitem__)
+            request = self._lines[tenant].popleft()
+            if not self._lines[tenant]:
+                del self._lines[tenant]
+            return request
+
+    def charge(self, tenant: str, seconds: float) -> None:
+        """The compiler has worked so long for `tenant`."""
+        with self._arrived:
+            self._used_s[tenant] = self._used_s.get(tenant, 0.0) + seconds
+
+    def close(self) -> None:
+        """No more."""
+        with self._arrived:
+            self._is_closed = True
+            self._arrived.notify()
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledRequest:
     """A request whose structure is compiled; no grammar where the compiler itself failed."""
@@ -173,13 +222,13 @@ class StructureDesk:
     def __init__(self, directory: Path, mailbox: Mailbox, settings: EngineSettings) -> None:
         self._compiler = GrammarCompiler(directory, timeout_s=settings.structure_timeout_s)
         self._mailbox = mailbox
-        self._asked: queue.Queue[GenerateRequest | None] = queue.Queue()
+        self._line = FairLine()
         self._waiting: dict[str, GenerateRequest] = {}
 
     def take(self, request: GenerateRequest) -> None:
         """Have the structure of `request` compiled; the mailbox gets it back."""
         self._waiting[request.request_id] = request
-        self._asked.put(request)
+        self._line.put(request)
 
     def finish(self, compiled: CompiledRequest) -> bool:
         """Whether the request is still wanted."""
@@ -210,7 +259,7 @@ class StructureDesk:
 
     def close(self) -> None:
         """End `run`, and the process behind it."""
-        self._asked.put(None)
+        self._line.close()
 
     def run(self) -> None:
         """Compile what is asked, until closed; a thread's whole life."""
@@ -218,8 +267,9 @@ class StructureDesk:
             self._compiler.start()
         except ModelRefused as refusal:
             logger.info("no structured output", reason=refusal.message)
-        while (request := self._asked.get()) is not None:
+        while (request := self._line.get()) is not None:
             assert request.structure is not None
+            began_s = time.monotonic()
             grammar = None
             try:
                 grammar = self._compiler.compile(request.structure)
@@ -227,5 +277,6 @@ class StructureDesk:
                 # The process next door is gone; the next request starts another.
                 logger.error("grammar process failed", error=type(error).__name__)
                 self._compiler.stop()
+            self._line.charge(request.tenant, time.monotonic() - began_s)
             self._mailbox.order(compiled=[CompiledRequest(request, grammar)])
         self._compiler.stop()

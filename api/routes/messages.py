@@ -7,7 +7,7 @@ from api.authentication import InferenceCaller
 from api.dependencies import ServicesDependency
 from api.formats.messages import MessagesFormat
 from api.inference import Arrival, GenerationResponse, Limits, read, take_in
-from api.openapi import body_of, errors
+from api.openapi import ANTHROPIC_ERROR, body_of, errors
 from api.schemas.base import ResponseBody
 from api.schemas.messages import CountTokensBody, MessagesBody
 from common.ids import new_id
@@ -23,7 +23,7 @@ class TokenCount(ResponseBody):
 
 @router.post(
     "/v1/messages",
-    responses=errors(400, 401, 402, 403, 404, 413, 503),
+    responses=errors(400, 401, 402, 403, 404, 413, 503, form=ANTHROPIC_ERROR),
     openapi_extra=body_of(MessagesBody),
 )
 async def create_message(
@@ -44,7 +44,7 @@ def limits_of(body: MessagesBody) -> Limits:
 
 @router.post(
     "/v1/messages/count_tokens",
-    responses=errors(400, 401, 403, 404, 413),
+    responses=errors(400, 401, 403, 404, 413, form=ANTHROPIC_ERROR),
     openapi_extra=body_of(CountTokensBody),
 )
 async def count_tokens(

@@ -18,7 +18,7 @@ from engine.messages import Cancel, GenerateRequest, Sampling, Structure, TokenF
 from engine.model_runner import ModelRunner
 from engine.models.model import ModelSpec
 from engine.settings import EngineSettings
-from engine.structured import GrammarCompiler, StructureDesk
+from engine.structured import FairLine, GrammarCompiler, StructureDesk
 from engine.tokenization import Tokenizer
 from kernels.attention_metadata import AttentionMetadata
 from tests.engine.driver import request
@@ -210,6 +210,26 @@ def test_white_space_in_json_is_bounded(compiler: GrammarCompiler, tokenizer: To
         num_newlines += token_id == newline
         state.accept(token_id)
     assert 1 <= num_newlines <= 8
+
+
+def test_next_goes_who_has_used_the_compiler_least() -> None:
+    line = FairLine()
+    for name in ("m1", "m2", "m3"):
+        line.put(asked(name, OBJECT, tenant="mallory"))
+    first = line.get()
+    assert first is not None
+    line.put(asked("a1", OBJECT, tenant="ada"))
+    line.charge("mallory", 1.0)
+    line.put(asked("b1", OBJECT, tenant="bob"))
+    order = []
+    for _ in range(4):
+        request = line.get()
+        assert request is not None
+        order.append(request.request_id)
+        line.charge(request.tenant, 0.1)
+    assert order == ["a1", "b1", "m2", "m3"]
+    line.close()
+    assert line.get() is None
 
 
 class Bench:
