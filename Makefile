@@ -10,7 +10,7 @@ TEST_FLAGS ?=
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels format bench-engine bench-vllm bench-llamacpp migrate clean environment test-environment
+.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels format test-models bench-engine bench-vllm bench-llamacpp migrate clean environment test-environment
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ format: test-environment ## Format the code and apply the safe fixes
 
 check-kernels: test-environment ## Compile every Triton kernel for sm_80 and sm_90, with no GPU; no spills allowed
 	$(BIN)/python -m kernels.check
+
+test-models: test-environment ## Every text-generation family of transformers beside its `generate`; writes docs/model-families.md
+	$(BIN)/python -m tests.models.run
 
 bench-engine: test-environment ## TTFT and tokens/s beside this machine's limits; writes var/bench/engine.json
 	$(BIN)/python -m tests.bench.bench_engine

@@ -16,7 +16,10 @@ from engine.models.model import Model
 from engine.models.original import Original, load_original, one_line
 from engine.models.own_cache import Continuation, OwnCacheModel
 from engine.models.report import Check, LoadReport
-from engine.models.verification import Reference, checks, references
+from engine.models.verification import RESUME, Reference, checks, references
+
+UNSTEADY = "after a preemption it goes on in another way, as the original does when it starts over"
+"""Models that look ahead in their prompt, for one: their output as a prompt is another prompt."""
 
 
 def load_with_transformers(
@@ -69,6 +72,7 @@ def _with_own_cache(
 ) -> tuple[Model, LoadReport]:
     vocab_size = originals[0].logits.shape[1]
     problems = []
+    unsteady: tuple[Model, LoadReport] | None = None
     for continuation in Continuation:
         try:
             model = OwnCacheModel(original, continuation, vocab_size, length)
@@ -76,11 +80,15 @@ def _with_own_cache(
         except Exception as fault:  # the next way may still work
             problems.append(f"{continuation} {one_line(fault)}")
             continue
-        if failed := _failures(found):
-            problems.append(f"{continuation} its logits differ: {failed}")
-            continue
         because = "; ".join([reason, *problems])
-        return model, LoadReport(f"own cache, {continuation}", because, found)
+        if not (failed := _failures(found)):
+            return model, LoadReport(f"own cache, {continuation}", because, found)
+        if all(check.is_passed for check in found if check.name != RESUME) and not unsteady:
+            because += f"; {UNSTEADY}"
+            unsteady = model, LoadReport(f"own cache, {continuation}", because, found)
+        problems.append(f"{continuation} its logits differ: {failed}")
+    if unsteady is not None:
+        return unsteady
     raise ModelRefused("no tier computes what the original does: " + "; ".join(problems))
 
 

@@ -41,6 +41,7 @@ class LoadReport:
     """Why no faster tier runs it; empty for the first."""
     checks: tuple[Check, ...] = ()
     quantization: Quantization = "none"
+    has_chat_template: bool = True
 
     @property
     def is_fused(self) -> bool:
@@ -57,4 +58,6 @@ class LoadReport:
             parts.append(f"differs from the original by {errors} (at most {limit:g})")
         if self.reason:
             parts.append(f"no faster tier, because {self.reason}")
+        if not self.has_chat_template:
+            parts.append("no chat template: it completes plain text, and refuses conversations")
         return "; ".join(parts)

@@ -15,6 +15,7 @@ from engine.models.report import Check
 from kernels.attention_metadata import AttentionMetadata
 
 NUM_OUTPUT = 4
+RESUME = "resume"
 LIMITS = {torch.float32: 1e-3}
 LIMIT_OF_ROUNDED = 0.08
 """bf16 keeps 8 bits, and the original rounds in other places than we do."""
@@ -57,13 +58,13 @@ STEPS = (
     ((0, 71, "decode"), (1, 23, "decode"), (2, 9, "chunk")),
     ((0, 72, "decode"), (1, 24, "decode"), (2, 10, "decode")),
     ((0, 73, "decode"), (2, 11, "decode")),
-    ((2, 12, "decode"), (1, 24, "resume")),
+    ((2, 12, "decode"), (1, 24, RESUME)),
 )
 """(reference, up to which of its tokens, what that is), step by step; prompts of 70, 21 and 9.
 
 `resume` starts over with the output as a part of the prompt, as after a preemption.
 """
-KINDS = ("prefill", "chunk", "decode", "resume")
+KINDS = ("prefill", "chunk", "decode", RESUME)
 PROMPT_LENS = (70, 21, 9)
 
 
@@ -98,7 +99,7 @@ def checks(model: Model, originals: list[Reference], dtype: torch.dtype) -> tupl
     computed = [0] * len(originals)
     for step in STEPS:
         pieces = [
-            _Piece(originals[at], at, 0 if kind == "resume" else computed[at], end, kind)
+            _Piece(originals[at], at, 0 if kind == RESUME else computed[at], end, kind)
             for at, end, kind in step
         ]
         logits = _run(model, pieces, kv_cache)

@@ -65,7 +65,10 @@ def status() -> None:
         table.add_column(name)
     for beat in beats:
         table.add_row(*_columns(beat))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for beat in beats:
+        console.print(f"{beat.worker}: {beat.load_report}", highlight=False)
 
 
 def _columns(beat: Heartbeat) -> tuple[str, ...]:

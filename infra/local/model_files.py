@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelRefused
+from engine.models.context import context_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +30,12 @@ def read_model_facts(directory: Path) -> ModelFacts:
     weights = sorted(directory.glob("*.safetensors"))
     if not weights:
         raise ModelRefused(f"{directory} has no *.safetensors; other formats are not loaded")
-    text = config.get("text_config", config)
-    context_length = text.get("max_position_embeddings")
-    if not isinstance(context_length, int) or context_length <= 0:
-        raise ModelRefused(f"{directory}/config.json has no max_position_embeddings")
     digest = hashlib.sha256((directory / "config.json").read_bytes())
     for path in weights:
         digest.update(f"{path.name}:{path.stat().st_size}".encode())
     return ModelFacts(
         architecture=str((config.get("architectures") or ["unknown"])[0]),
-        context_length=context_length,
+        context_length=context_length(config),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "unknown"),
         revision=digest.hexdigest()[:12],
         weight_bytes=sum(path.stat().st_size for path in weights),

@@ -7,6 +7,7 @@ import torch
 
 def save_tiny(family: str, directory: Path, **changes: object) -> None:
     """A model of 3 layers with weights large enough that greedy output is not constant."""
+    import tokenizers
     import transformers
 
     torch.manual_seed(7)
@@ -26,6 +27,9 @@ def save_tiny(family: str, directory: Path, **changes: object) -> None:
     }
     config = getattr(transformers, family)(**(shape | changes))
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    vocabulary = {f"t{index}": index for index in range(config.vocab_size)}
+    words = tokenizers.models.WordLevel(vocabulary, unk_token="t0")
+    tokenizers.Tokenizer(words).save(str(directory / "tokenizer.json"))
 
 
 def generated(directory: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:

@@ -158,10 +158,6 @@ def test_the_redis_password_goes_through_standard_input() -> None:
         ({"config.json": "[]"}, "is not a JSON object"),
         ({"config.json": "{}"}, "no tokenizer.json"),
         ({"config.json": "{}", "tokenizer.json": "{}"}, r"no \*\.safetensors"),
-        (
-            {"config.json": "{}", "tokenizer.json": "{}", "m.safetensors": ""},
-            "no max_position_embeddings",
-        ),
     ],
 )
 def test_a_checkpoint_that_cannot_be_hosted_is_refused_with_the_reason(
