@@ -46,7 +46,9 @@ def load_engine(directory: Path, settings: EngineSettings) -> LoadedEngine:
         raise ModelRefused(
             "quantised weights need the compiled CPU kernels", setting="quantization"
         )
-    model, report = load_model(directory, dtype, device, settings.quantization)
+    model, report = load_model(
+        directory, dtype, device, settings.quantization, verify_fused=settings.verify_fused
+    )
     if not report.is_fused:  # there torch computes the products
         torch.set_num_threads(num_threads(settings))
     num_blocks, max_running = _capacity(model.spec, settings, device)

@@ -18,6 +18,9 @@ class EngineSettings(BaseSettings):
     """`auto` times both for half a second and takes bf16 only where it is native and faster."""
     quantization: Literal["none", "int8", "int8_weight_only"] = "none"
     """8-bit weights on the CPU, with 8-bit activations or without; costs quality, see README."""
+    verify_fused: bool = False
+    """Hold a fused model against transformers at load: takes the memory of both, and seconds. What
+    runs through transformers' own modules is always held against them."""
     num_threads: int = Field(default=0, ge=0)
     """Compute threads on the CPU; 0 takes every core this process may use."""
     kernel_cache: Path = Path("var/kernels")

@@ -5,14 +5,16 @@
 3. own cache: transformers' modules and cache, a sequence at a time
 """
 
+import importlib
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
 from engine.errors import ModelRefused
 from engine.models.decoder import load_decoder
 from engine.models.model import Model
-from engine.models.report import FUSED, LoadReport
+from engine.models.report import FUSED, Check, LoadReport
 from kernels.linear import Quantization
 
 
@@ -21,11 +23,15 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     quantization: Quantization = "none",
+    *,
+    verify_fused: bool = False,
 ) -> tuple[Model, LoadReport]:
     """Load a checkpoint into the fastest tier that is right. Raises ModelRefused.
 
-    Quantised weights exist in the first tier only.
+    Quantised weights exist in the first tier only. The other tiers are always held against the
+    original; `verify_fused` does it for the first as well, which loads the original beside it.
     """
+    checks: tuple[Check, ...] = ()
     try:
         decoder = load_decoder(directory, dtype, device, quantization)
     except ModelRefused as refusal:
@@ -33,7 +39,16 @@ def load_model(
             raise
         not_fused = refusal.message
     else:
-        return decoder, LoadReport(FUSED, "", quantization=quantization)
-    from engine.models.foreign import load_with_transformers  # noqa: PLC0415  # takes seconds
+        if verify_fused and quantization == "none":
+            checks = _foreign().checks_of_fused(decoder, directory, dtype, device)
+        if all(check.is_passed for check in checks):
+            return decoder, LoadReport(FUSED, "", checks, quantization)
+        not_fused = "fused, its logits differ: " + ", ".join(map(str, checks))
+    loaded: tuple[Model, LoadReport]
+    loaded = _foreign().load_with_transformers(directory, dtype, device, not_fused)
+    return loaded
 
-    return load_with_transformers(directory, dtype, device, not_fused)
+
+def _foreign() -> ModuleType:
+    """Imported where it is needed: transformers takes seconds."""
+    return importlib.import_module("engine.models.foreign")

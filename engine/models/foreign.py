@@ -22,6 +22,14 @@ UNSTEADY = "after a preemption it goes on in another way, as the original does w
 """Models that look ahead in their prompt, for one: their output as a prompt is another prompt."""
 
 
+def checks_of_fused(
+    decoder: Model, directory: Path, dtype: torch.dtype, device: torch.device
+) -> tuple[Check, ...]:
+    """The first tier beside its original, which is loaded for it and dropped again."""
+    original = load_original(directory, dtype, device)
+    return checks(decoder, references(original, decoder.spec.vocab_size), dtype)
+
+
 def load_with_transformers(
     directory: Path, dtype: torch.dtype, device: torch.device, not_fused: str
 ) -> tuple[Model, LoadReport]:

@@ -17,7 +17,7 @@ class Check:
     """Logits of one kind of step beside those of the original model."""
 
     name: str
-    """`prefill`, `chunk` or `decode`."""
+    """`prefill`, `chunk`, `decode`, or `resume`: the output as a part of the prompt."""
     error: float
     """Largest difference in a row of logits, as a part of the row's own range."""
     limit: float

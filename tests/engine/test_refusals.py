@@ -137,3 +137,20 @@ def test_states_of_a_fixed_size_limit_how_many_sequences_run(tmp_path: Path) -> 
     assert outputs == expected * 12
     states = loaded.engine._runner.kv_cache.by_block
     assert len(states) <= loaded.engine._settings.max_running
+
+
+def test_a_fused_model_is_held_against_the_original_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.models import decoder
+
+    save_tiny("LlamaConfig", tmp_path)
+    assert load(tmp_path).report.checks == ()
+    report = load(tmp_path, verify_fused=True).report
+    assert report.is_fused
+    assert len(report.checks) == 4
+    assert all(check.error < 1e-4 for check in report.checks)
+    monkeypatch.setattr(decoder, "rms_norm", lambda x, weight, eps: x * weight)
+    wrong = load(tmp_path, verify_fused=True).report
+    assert wrong.tier == "attention hook"
+    assert wrong.reason.startswith("fused, its logits differ: prefill")

@@ -18,6 +18,7 @@ SAMPLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_admission", "one_thread")
 @pytest.mark.filterwarnings("ignore")  # transformers warns of much
 @pytest.mark.parametrize("family", SAMPLE)

@@ -126,7 +126,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "xlstm": {"qk_dim_factor": 1.0},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "zamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, "n_mamba_heads": 8},
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid"] * 2,
+        "n_mamba_heads": 8,
+        "attention_head_dim": 32,
+        "num_key_value_heads": 4,
+    },
     "zaya": {"num_experts_per_tok": 1},
 }
 NOT_TEXT: dict[str, str] = {
