@@ -25,6 +25,9 @@ OUTPUT = Path("var/bench/llamacpp")
 MODELS = Path("var/peers/gguf")
 NUM_SLOTS = 64
 """Requests that llama.cpp computes at once: a whole burst, as ours and vLLM do."""
+SHARED_CORES = {"OMP_WAIT_POLICY": "passive"}
+"""Its threads otherwise spin at every barrier; with anything else on the cores (here the load
+generator) that made prompts 6 times and tokens 16 times slower when it was tried."""
 PEERS = {"bf16": [("BF16", "")], "int8": [("Q8_0", ""), ("Q4_1", "q4_1_")]}
 """By our precision: llama.cpp's formats, with the prefix of the figures."""
 
@@ -55,7 +58,7 @@ def llamacpp(binaries: Path, precision: str, model: str) -> Contestant:
 
     @contextmanager
     def start() -> Iterator[Server]:
-        with served_by(command, {}, OUTPUT / "logs" / f"{name}.log") as (origin, pid):
+        with served_by(command, SHARED_CORES, OUTPUT / "logs" / f"{name}.log") as (origin, pid):
             yield Server(origin, "none", model, pid)
 
     return Contestant(name, f"llama.cpp {precision}", precision, start)
