@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import signal
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -136,6 +138,8 @@ def run(plan: Plan, chosen: Options, client: Client) -> None:
         expected_s(key) for key in _cells_of_matrix(plan, chosen) if store.find(key) is None
     )
     print(f"the matrix needs about {absent_s / 60:.0f} minutes more", flush=True)
+    # `timeout` and a stopped job end it as Ctrl-C does: no server is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; the next run goes on here"))
     with matrix:
         try:
             for part in PARTS:
