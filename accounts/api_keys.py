@@ -18,6 +18,7 @@ from accounts import key_format
 from accounts.errors import InvalidKey, KeyExpired, KeyNotFound, KeyRevoked, ScopeNotAllowed
 from accounts.models import ApiKey, Organization
 from accounts.principal import SCOPES, Principal
+from accounts.projects import find_project
 from common.clock import Clock, utc_now_us
 from common.ids import new_id
 
@@ -64,11 +65,14 @@ async def issue(
     expires_at: int | None = None,
     clock: Clock = utc_now_us,
 ) -> IssuedKey:
-    """A new key for an organization; raises ScopeNotAllowed.
+    """A new key for an organization; raises ScopeNotAllowed, ProjectNotFound.
 
     `owner` is who asks (nobody grants more scopes than they hold), or an organization's id when
     the platform itself asks: at sign-up and from the operator's command line.
     """
+    organization_id = owner.organization_id if isinstance(owner, Principal) else owner
+    if project_id is not None:
+        await find_project(session, organization_id, project_id)
     granted = frozenset(scopes)
     allowed = owner.scopes if isinstance(owner, Principal) else SCOPES
     if not granted or not granted <= allowed:
@@ -78,7 +82,7 @@ async def issue(
     assert mac is not None
     key = ApiKey(
         id=new_id("key"),
-        organization_id=owner.organization_id if isinstance(owner, Principal) else owner,
+        organization_id=organization_id,
         project_id=project_id,
         created_by=created_by,
         name=name.strip()[:MAX_NAME_LENGTH] or "API key",

@@ -10,6 +10,7 @@ AccountError
 ├── KeyRevoked              the key was revoked
 ├── KeyExpired              the key's time is over
 ├── KeyNotFound             this organization has no such key
+├── ProjectNotFound         this organization has no such project
 ├── ScopeNotAllowed         nobody grants more than they hold
 ├── OrganizationNotFound    no such organization
 ├── OrganizationFrozen      frozen or closed: may look, may not spend
@@ -59,6 +60,10 @@ class KeyExpired(AccountError):
 
 class KeyNotFound(AccountError):
     code = "api_key_not_found"
+
+
+class ProjectNotFound(AccountError):
+    code = "project_not_found"
 
 
 class ScopeNotAllowed(AccountError):

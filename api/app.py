@@ -9,6 +9,7 @@ from api.metrics import CountResponses
 from api.middleware import RequestIds, TrailingSlashes
 from api.routes import (
     admin,
+    budgets,
     chat_completions,
     completions,
     credits,  # noqa: A004 - the thing's own name
@@ -20,6 +21,7 @@ from api.routes import (
     quote,
     responses,
     signup,
+    statements,
     usage,
     webhooks,
 )
@@ -36,6 +38,8 @@ ROUTERS = (
     credits.router,
     keys.router,
     usage.router,
+    statements.router,
+    budgets.router,
     model_requests.router,
     admin.router,
     webhooks.router,

@@ -164,6 +164,7 @@ RENDERINGS: dict[type[PlatformError], Rendering] = {
     accounts.KeyRevoked: Rendering(401, code="invalid_api_key"),
     accounts.KeyExpired: Rendering(401, code="invalid_api_key"),
     accounts.KeyNotFound: Rendering(404),
+    accounts.ProjectNotFound: Rendering(404, param="project"),
     accounts.OrganizationNotFound: Rendering(404, param="organization"),
     accounts.OrganizationFrozen: Rendering(403, "permission_error"),
     accounts.ScopeNotAllowed: Rendering(403, "permission_error", param="scopes"),
@@ -188,6 +189,8 @@ RENDERINGS: dict[type[PlatformError], Rendering] = {
     billing.InsufficientCredit: Rendering(
         402, "insufficient_quota", "insufficient_credit", should_retry=False
     ),
+    billing.BudgetExceeded: Rendering(402, "insufficient_quota", should_retry=False),
+    billing.InvalidPeriod: Rendering(400),
     billing.PriceNotFound: Rendering(503, UNAVAILABLE, "model_unavailable", should_retry=False),
     billing.LedgerUnavailable: Rendering(503, UNAVAILABLE, should_retry=True),
     billing.PaymentMismatch: Rendering(400),

@@ -5,12 +5,14 @@ BillingError
 ├── PriceNotFound        the model has no price, so nobody may run it
 ├── InvalidPrice         negative, or cached input dearer than fresh input
 ├── InsufficientCredit   `facts["available"]`, `facts["required"]` in nano-dollars
+│   └── BudgetExceeded   the budget of the key or its project is used up; same facts
 ├── HoldNotFound         no hold for this request
 ├── HoldConflict         the request id is taken by a different request
 ├── HoldFenced           the hold has moved on: closed, or taken over by the sweeper
 ├── HoldExceeded         usage beyond what was authorized; nothing was charged
 ├── LedgerConflict       the transaction's key is taken by a different transaction
 ├── LedgerUnavailable    the database cannot be reached; whether it committed is unknown
+├── InvalidPeriod        no such days, or no such time zone; `facts["param"]`
 ├── PaymentsOff          this machine has no key of Stripe's
 ├── PaymentsUnavailable  Stripe cannot be reached, or failed; whether it acted is unknown
 ├── PaymentRefused       Stripe understood, and does not do it; `facts["reason"]`
@@ -44,6 +46,10 @@ class InsufficientCredit(BillingError):
     code = "insufficient_credit"
 
 
+class BudgetExceeded(InsufficientCredit):
+    code = "budget_exceeded"
+
+
 class HoldNotFound(BillingError):
     code = "hold_not_found"
 
@@ -66,6 +72,10 @@ class LedgerConflict(BillingError):
 
 class LedgerUnavailable(BillingError):
     code = "ledger_unavailable"
+
+
+class InvalidPeriod(BillingError):
+    code = "invalid_period"
 
 
 class PaymentsOff(BillingError):

@@ -17,9 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from accounts.api_keys import require_live
 from accounts.errors import InvalidKey, OrganizationFrozen
 from accounts.models import ApiKey, Organization
-from billing import chart, lots
+from billing import budgets, chart, lots
 from billing.book_writer import BookChanges, ClosedHold, HoldState, write_changes
+from billing.budgets import OpenBudget
 from billing.errors import (
+    BudgetExceeded,
     HoldConflict,
     HoldExceeded,
     HoldFenced,
@@ -42,6 +44,10 @@ from billing.money import affordable_output, cost
 from billing.pricing import find_prices
 from common.clock import Clock, utc_now_us
 
+NOT_ENOUGH = {
+    InsufficientCredit: "There is not enough credit for this request.",
+    BudgetExceeded: "The budget of this API key, or of its project, does not cover this request.",
+}
 MAX_TOKENS = 2**53
 """Beyond any context; keeps counts within what JSON and 64-bit columns can hold."""
 
@@ -64,6 +70,7 @@ class _Key:
     organization_id: str
     revoked_at: int | None
     expires_at: int | None
+    project_id: str | None
 
 
 class PriceCache:
@@ -93,6 +100,8 @@ class HoldBook:
     _keys: dict[str, _Key]
     _prices: dict[str, Price]
     _lots: dict[str, list[lots.OpenLot]]
+    _budgets: dict[str, list[OpenBudget]]
+    """What bounds each key, if anything; a project's is shared between its keys."""
     _changes: BookChanges = field(default_factory=BookChanges)
 
     @classmethod
@@ -127,7 +136,10 @@ class HoldBook:
         # The balances come last, so that their locks are held as briefly as can be.
         accounts = await _load_accounts(session, organization_ids)
         open_lots = await lots.load_open_lots(session, charged) if charged else {}
-        return cls(clock(), holds, accounts, keys, known_prices, open_lots)
+        now_us = clock()
+        projects = {key_id: key.project_id for key_id, key in keys.items()}
+        bounds = await budgets.load_open(session, projects, now_us=now_us)
+        return cls(now_us, holds, accounts, keys, known_prices, open_lots, bounds)
 
     def apply(self, operation: HoldOperation) -> Hold | Settlement:
         """Decide one operation; raises BillingError or AccountError and then changes nothing."""
@@ -161,12 +173,13 @@ class HoldBook:
             raise PriceNotFound("There is no such price.", price_id=admit.price_id)
         assert price.model == admit.model, f"{admit.price_id} is the price of {price.model}"
         available = account.available if account is not None else 0
-        output_tokens = _fitting_output(price, admit, available)
+        available, refusal = self._tightest(available, admit.api_key_id)
+        output_tokens = _fitting_output(price, admit, available, refusal)
         amount = cost(
             price, uncached_input=admit.input_tokens, cached_input=0, output=output_tokens
         )
         if account is None:
-            raise _insufficient(amount, available)
+            raise refusal(NOT_ENOUGH[refusal], available=available, required=amount)
         hold = HoldState(
             request_id=admit.request_id,
             organization_id=admit.organization_id,
@@ -186,7 +199,7 @@ class HoldBook:
         )
         self._holds[hold.request_id] = hold
         self._changes.new_holds.append(hold)
-        self._reserve(hold.organization_id, account, amount)
+        self._reserve(hold, account, amount)
         return hold.as_open()
 
     def _extend(self, extend: ExtendHold) -> Hold:
@@ -209,12 +222,13 @@ class HoldBook:
             output=extend.output_tokens,
         )
         more = amount - hold.amount_nano_usd
-        if more > account.available and more > 0:
-            raise _insufficient(more, account.available)
+        available, refusal = self._tightest(account.available, hold.api_key_id)
+        if more > available and more > 0:
+            raise refusal(NOT_ENOUGH[refusal], available=available, required=more)
         hold.authorized_output_tokens = extend.output_tokens
         hold.amount_nano_usd = amount
         self._changes.changed_holds[hold.request_id] = hold
-        self._reserve(hold.organization_id, account, more)
+        self._reserve(hold, account, more)
         return hold.as_open()
 
     def _settle(self, settle: SettleHold) -> Settlement:
@@ -284,14 +298,31 @@ class HoldBook:
         account = self._accounts[hold.organization_id]
         account.posted -= closed.charge_nano_usd
         account.held -= hold.amount_nano_usd
+        for budget in self._bounds(hold.api_key_id):
+            budget.spent_nano_usd += closed.charge_nano_usd
+            budget.held_nano_usd -= hold.amount_nano_usd
         self._changes.move(
             hold.organization_id, posted=-closed.charge_nano_usd, held=-hold.amount_nano_usd
         )
         return Settlement(closed.charge_nano_usd, account.available)
 
-    def _reserve(self, organization_id: str, account: _Account, amount: int) -> None:
+    def _reserve(self, hold: HoldState, account: _Account, amount: int) -> None:
         account.held += amount
-        self._changes.move(organization_id, posted=0, held=amount, is_guarded=amount > 0)
+        for budget in self._bounds(hold.api_key_id):
+            budget.held_nano_usd += amount
+        self._changes.move(hold.organization_id, posted=0, held=amount, is_guarded=amount > 0)
+
+    def _bounds(self, api_key_id: str | None) -> list[OpenBudget]:
+        return self._budgets.get(api_key_id, []) if api_key_id is not None else []
+
+    def _tightest(
+        self, available: int, api_key_id: str | None
+    ) -> tuple[int, type[InsufficientCredit]]:
+        """What may still be held by the balance and by every budget, and which of them says so."""
+        left = min((budget.left for budget in self._bounds(api_key_id)), default=available)
+        if left < available:
+            return left, BudgetExceeded
+        return available, InsufficientCredit
 
     def _repeat(self, hold: HoldState, epoch: int) -> Settlement:
         """The answer that the closing gave the first time."""
@@ -349,11 +380,15 @@ async def _load_keys(session: AsyncSession, key_ids: set[str]) -> dict[str, _Key
     if not key_ids:
         return {}
     found = await session.execute(
-        select(ApiKey.id, ApiKey.organization_id, ApiKey.revoked_at, ApiKey.expires_at).where(
-            ApiKey.id.in_(sorted(key_ids))
-        )
+        select(
+            ApiKey.id,
+            ApiKey.organization_id,
+            ApiKey.revoked_at,
+            ApiKey.expires_at,
+            ApiKey.project_id,
+        ).where(ApiKey.id.in_(sorted(key_ids)))
     )
-    return {row[0]: _Key(row[1], row[2], row[3]) for row in found}
+    return {row[0]: _Key(*row[1:]) for row in found}
 
 
 def _replay(hold: HoldState, admit: AdmitHold) -> Hold:
@@ -373,22 +408,18 @@ def _replay(hold: HoldState, admit: AdmitHold) -> Hold:
     return hold.as_open()
 
 
-def _fitting_output(price: Price, admit: AdmitHold, available: int) -> int:
-    """How much of the asked output is covered; raises InsufficientCredit below the least."""
+def _fitting_output(
+    price: Price, admit: AdmitHold, available: int, refusal: type[InsufficientCredit]
+) -> int:
+    """How much of the asked output is covered; raises `refusal` below the least."""
     least = min(admit.num_choices, admit.output_tokens)
     fitting = affordable_output(price, input_tokens=admit.input_tokens, available=available)
     if fitting is None or fitting >= admit.output_tokens:
         return admit.output_tokens
     if fitting < least:
         required = cost(price, uncached_input=admit.input_tokens, cached_input=0, output=least)
-        raise _insufficient(required, available)
+        raise refusal(NOT_ENOUGH[refusal], available=available, required=required)
     return fitting - fitting % admit.num_choices
-
-
-def _insufficient(required: int, available: int) -> InsufficientCredit:
-    return InsufficientCredit(
-        "There is not enough credit for this request.", available=available, required=required
-    )
 
 
 def _require_epoch(hold: HoldState, epoch: int) -> None:

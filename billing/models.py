@@ -160,6 +160,12 @@ class HoldRecord(Base):
             sqlite_where=text("state = 'open'"),
             postgresql_where=text("state = 'open'"),
         ),
+        Index(
+            "ix_holds_open_of_key",
+            "api_key_id",
+            sqlite_where=text("state = 'open'"),
+            postgresql_where=text("state = 'open'"),
+        ),
     )
 
     request_id: Mapped[str] = mapped_column(primary_key=True)
@@ -232,6 +238,26 @@ class UsageHour(Base):
     cached_input_tokens: Mapped[Int64]
     output_tokens: Mapped[Int64]
     charge_nano_usd: Mapped[Int64]
+
+
+class Budget(Base):
+    """How much a key, or all keys of a project, may spend in a period. Counts nothing itself."""
+
+    __tablename__ = "budgets"
+    __table_args__ = (
+        CheckConstraint("(api_key_id IS NULL) <> (project_id IS NULL)", name="one_scope"),
+        CheckConstraint("limit_nano_usd >= 0", name="limit_not_negative"),
+        CheckConstraint("period IN ('day', 'month', 'total')", name="period"),
+        Index(None, "organization_id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    organization_id: Mapped[OrganizationId]
+    api_key_id: Mapped[str | None] = mapped_column(ForeignKey("api_keys.id"), unique=True)
+    project_id: Mapped[str | None] = mapped_column(ForeignKey("projects.id"), unique=True)
+    period: Mapped[str]
+    limit_nano_usd: Mapped[Int64]
+    created_at: Mapped[Int64]
 
 
 class GrantClaim(Base):

@@ -9,7 +9,7 @@ from billing.money import MAX_NANO_USD
 from common.clock import Clock, utc_now_us
 from common.ids import new_id
 
-__all__ = ["Price", "current_price", "current_prices", "find_prices", "set_price"]
+__all__ = ["Price", "current_price", "current_prices", "find_prices", "promote", "set_price"]
 
 
 async def current_price(session: AsyncSession, model: str, *, clock: Clock = utc_now_us) -> Price:
@@ -40,6 +40,39 @@ async def current_prices(session: AsyncSession, *, clock: Clock = utc_now_us) ->
         )
     )
     return {price.model: price for price in found}
+
+
+async def promote(
+    session: AsyncSession,
+    model: str,
+    *,
+    input: int,  # noqa: A002 - the field's own word
+    cached: int,
+    output: int,
+    until: int,
+    clock: Clock = utc_now_us,
+) -> tuple[Price, Price]:
+    """A promotional price from now on, and today's price again from `until` (microseconds) on.
+
+    Both are ordinary versions, so that a request keeps the one that it was admitted at. Raises
+    PriceNotFound, and InvalidPrice unless it ends in the future and no later version exists.
+    """
+    regular = await current_price(session, model, clock=clock)
+    newest = await session.scalar(select(func.max(Price.valid_from)).where(Price.model == model))
+    if until <= clock() + 1 or (newest is not None and newest > clock()):
+        raise InvalidPrice("A promotion ends in the future, and before no other.", model=model)
+    promotional = await set_price(
+        session, model, input=input, cached=cached, output=output, clock=clock
+    )
+    again = await set_price(
+        session,
+        model,
+        input=regular.input_nano_usd_per_million,
+        cached=regular.cached_input_nano_usd_per_million,
+        output=regular.output_nano_usd_per_million,
+        clock=lambda: until,
+    )
+    return promotional, again
 
 
 async def find_prices(session: AsyncSession, price_ids: list[str]) -> dict[str, Price]:

@@ -41,6 +41,7 @@ async def issue_key(
             scopes=body.scopes,
             created_by=principal.user_id,
             key_ring=services.key_ring,
+            project_id=body.project,
             clock=services.clock,
         )
         await audit.record(
@@ -77,6 +78,7 @@ def key_object(key: ApiKey) -> KeyObject:
     return KeyObject(
         id=key.id,
         name=key.name,
+        project=key.project_id,
         prefix=key.prefix,
         last4=key.last4,
         scopes=key.scopes.split(),

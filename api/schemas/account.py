@@ -48,6 +48,7 @@ class NewKeyBody(RequestBody):
     scopes: list[Literal["inference", "account", "operator"]] = Field(
         default=["inference"], min_length=1, max_length=3
     )
+    project: Identifier | None = None
 
 
 class KeyObject(ResponseBody):
@@ -56,6 +57,7 @@ class KeyObject(ResponseBody):
     id: str
     object: str = "api_key"
     name: str
+    project: str | None
     prefix: str
     last4: str
     scopes: list[str]
@@ -217,3 +219,54 @@ class WorkerList(ResponseBody):
 
     object: str = "list"
     data: list[WorkerObject]
+
+
+class NewProjectBody(RequestBody):
+    """`POST /v1/projects`."""
+
+    name: Line
+
+
+class ProjectObject(ResponseBody):
+    """A group of keys."""
+
+    id: str
+    object: str = "project"
+    name: str
+    created: int
+
+
+class ProjectList(ResponseBody):
+    """`GET /v1/projects`."""
+
+    object: str = "list"
+    data: list[ProjectObject]
+
+
+class BudgetBody(RequestBody):
+    """`PUT /v1/budgets`: bounds one key or one project."""
+
+    api_key: Identifier | None = None
+    project: Identifier | None = None
+    limit: Dollars
+    period: Literal["day", "month", "total"] = "month"
+
+
+class BudgetObject(ResponseBody):
+    """A budget and how it stands, in dollars."""
+
+    id: str
+    object: str = "budget"
+    api_key: str | None
+    project: str | None
+    period: str
+    limit: str
+    spent: str
+    held: str
+
+
+class BudgetList(ResponseBody):
+    """`GET /v1/budgets`."""
+
+    object: str = "list"
+    data: list[BudgetObject]

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing import pricing
 from billing.money import format_usd, parse_usd
 from billing.pricing import Price
+from common.clock import MICROSECONDS_PER_SECOND, utc_now_us
 from engine import catalog
 from engine.catalog import HostedModel
 from infra.cli.connections import run_in_transaction
@@ -57,6 +58,26 @@ def add(
         f"{public_name}: {facts.architecture}, {facts.weight_bytes / 1e6:,.0f} MB of weights,"
         f" context {facts.context_length:,}. Watch it start: ncompass status"
     )
+
+
+@app.command()
+def promote(
+    name: Annotated[str, typer.Argument(help="The model's public name.")],
+    input_price: Annotated[str, typer.Option(help="Dollars per million input tokens.")],
+    cached_price: Annotated[str, typer.Option(help="Dollars per million cached input tokens.")],
+    output_price: Annotated[str, typer.Option(help="Dollars per million output tokens.")],
+    days: Annotated[int, typer.Option(min=1, max=366, help="After so many days it ends.")],
+) -> None:
+    """Charge a promotional price for some days; then today's price comes back by itself."""
+    prices = [parse_usd(price) for price in (input_price, cached_price, output_price)]
+    until = utc_now_us() + days * 86_400 * MICROSECONDS_PER_SECOND
+
+    async def work(session: AsyncSession) -> None:
+        await pricing.promote(
+            session, name, input=prices[0], cached=prices[1], output=prices[2], until=until
+        )
+
+    run_in_transaction(work)
 
 
 @app.command("list")

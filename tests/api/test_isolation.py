@@ -90,6 +90,22 @@ def _attempts(platform: Platform, bob: Customer, generation: str) -> dict[tuple[
         ("GET", "/v1/generations/{request_id}"): (get(f"/v1/generations/{generation}"), {404}),
         ("POST", "/v1/model_requests"): (post("/v1/model_requests", {"model": "a/b"}), {201}),
         ("POST", "/v1/admin/credits/adjust"): (post("/v1/admin/credits/adjust", adjust), {403}),
+        ("GET", "/v1/usage/statement"): (get("/v1/usage/statement"), {200}),
+        ("GET", "/v1/usage/requests"): (get("/v1/usage/requests"), {200}),
+        ("GET", "/v1/credits/ledger"): (get("/v1/credits/ledger"), {200}),
+        ("GET", "/v1/projects"): (get("/v1/projects"), {200}),
+        ("POST", "/v1/projects"): (post("/v1/projects", {"name": "mine"}), {201}),
+        ("GET", "/v1/budgets"): (get("/v1/budgets"), {200}),
+        ("PUT", "/v1/budgets"): (
+            lambda: client.put(
+                "/v1/budgets", json={"api_key": bob.key_id, "limit": "1"}, headers=mine
+            ),
+            {404},
+        ),
+        ("DELETE", "/v1/budgets/{budget_id}"): (
+            lambda: client.delete("/v1/budgets/bud_any", headers=mine),
+            {204},
+        ),
         ("POST", "/v1/webhooks/stripe"): (post("/v1/webhooks/stripe", {"id": "evt_1"}), {400}),
         ("GET", "/v1/admin/workers"): (get("/v1/admin/workers"), {403}),
     }

@@ -1,0 +1,174 @@
+"""Budgets: how much a key, or all keys of a project, may spend in a day, a month or at all.
+
+A budget has no counters of its own that could drift. What is spent is in `usage_hours`, what is held
+is in the open holds, and both are read under the lock on the organization's balance that every
+admission, extension and settlement takes; so a budget is as exact under concurrency as the balance.
+Days and months are UTC. A hold counts where it is settled.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Literal
+
+from sqlalchemy import BigInteger, ColumnElement, cast, delete, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
+
+from accounts.errors import KeyNotFound
+from accounts.models import ApiKey
+from accounts.projects import find_project
+from billing.errors import InvalidAmount
+from billing.models import Budget, HoldRecord, UsageHour
+from billing.money import MAX_NANO_USD
+from common.clock import Clock, to_datetime, utc_now_us
+from common.ids import new_id
+from common.upsert import insert_for
+
+Period = Literal["day", "month", "total"]
+SECONDS_PER_HOUR = 3_600
+
+
+@dataclass(slots=True)
+class OpenBudget:
+    """A budget as one transaction sees and uses it."""
+
+    limit_nano_usd: int
+    spent_nano_usd: int
+    held_nano_usd: int
+
+    @property
+    def left(self) -> int:
+        """What may still be held; negative when the limit was lowered since."""
+        return self.limit_nano_usd - self.spent_nano_usd - self.held_nano_usd
+
+
+async def set_budget(
+    session: AsyncSession,
+    organization_id: str,
+    *,
+    api_key_id: str | None = None,
+    project_id: str | None = None,
+    limit_nano_usd: int,
+    period: Period,
+    clock: Clock = utc_now_us,
+) -> Budget:
+    """Bound a key or a project; again, it replaces. Raises KeyNotFound, ProjectNotFound."""
+    assert (api_key_id is None) != (project_id is None), "a budget bounds one thing"
+    if not 0 <= limit_nano_usd <= MAX_NANO_USD:
+        raise InvalidAmount("A budget cannot be negative.")
+    if project_id is not None:
+        await find_project(session, organization_id, project_id)
+    elif not await _has_key(session, organization_id, api_key_id):
+        raise KeyNotFound("This organization has no such key.", api_key_id=api_key_id)
+    scope = "api_key_id" if project_id is None else "project_id"
+    statement = insert_for(session, Budget).values(
+        id=new_id("bud"),
+        organization_id=organization_id,
+        api_key_id=api_key_id,
+        project_id=project_id,
+        period=period,
+        limit_nano_usd=limit_nano_usd,
+        created_at=clock(),
+    )
+    await session.execute(
+        statement.on_conflict_do_update(
+            index_elements=[scope], set_={"period": period, "limit_nano_usd": limit_nano_usd}
+        )
+    )
+    found = await session.scalars(
+        select(Budget)
+        .where(
+            Budget.organization_id == organization_id,
+            Budget.api_key_id == api_key_id
+            if project_id is None
+            else Budget.project_id == project_id,
+        )
+        .execution_options(populate_existing=True)
+    )
+    return found.one()
+
+
+async def remove_budget(session: AsyncSession, organization_id: str, budget_id: str) -> None:
+    """Bound it no longer; does nothing when there is none."""
+    await session.execute(
+        delete(Budget).where(Budget.organization_id == organization_id, Budget.id == budget_id)
+    )
+
+
+async def list_budgets(
+    session: AsyncSession, organization_id: str, *, clock: Clock = utc_now_us
+) -> list[tuple[Budget, OpenBudget]]:
+    """Every budget of an organization and how it stands, oldest first."""
+    found = await session.scalars(
+        select(Budget)
+        .where(Budget.organization_id == organization_id)
+        .order_by(Budget.created_at, Budget.id)
+    )
+    return [(budget, await _stand(session, budget, clock())) for budget in found.all()]
+
+
+async def load_open(
+    session: AsyncSession, projects: Mapping[str, str | None], *, now_us: int
+) -> dict[str, list[OpenBudget]]:
+    """The budgets that bound each of these keys (id → project). The balances are locked."""
+    if not projects:
+        return {}
+    project_ids = sorted({project for project in projects.values() if project is not None})
+    found = await session.scalars(
+        select(Budget).where(
+            or_(Budget.api_key_id.in_(sorted(projects)), Budget.project_id.in_(project_ids))
+        )
+    )
+    stands: dict[str, OpenBudget] = {}
+    for budget in found.all():
+        stands[budget.api_key_id or budget.project_id or ""] = await _stand(session, budget, now_us)
+    return {
+        key: bounding
+        for key, project in projects.items()
+        if (bounding := [stands[scope] for scope in (key, project) if scope in stands])
+    }
+
+
+async def _stand(session: AsyncSession, budget: Budget, now_us: int) -> OpenBudget:
+    spent = select(_total(UsageHour.charge_nano_usd)).where(
+        UsageHour.organization_id == budget.organization_id,
+        _within(UsageHour.api_key_id, budget),
+        UsageHour.hour >= _first_hour(budget.period, now_us),
+    )
+    held = select(_total(HoldRecord.amount_nano_usd)).where(
+        HoldRecord.organization_id == budget.organization_id,
+        HoldRecord.state == "open",
+        _within(HoldRecord.api_key_id, budget),
+    )
+    row = (await session.execute(select(spent.scalar_subquery(), held.scalar_subquery()))).one()
+    return OpenBudget(budget.limit_nano_usd, row[0], row[1])
+
+
+def _within(
+    column: InstrumentedAttribute[str] | InstrumentedAttribute[str | None], budget: Budget
+) -> ColumnElement[bool]:
+    if budget.api_key_id is not None:
+        return column == budget.api_key_id
+    return column.in_(select(ApiKey.id).where(ApiKey.project_id == budget.project_id))
+
+
+def _first_hour(period: str, now_us: int) -> int:
+    """The first hour that counts, in whole hours since the epoch."""
+    if period == "total":
+        return 0
+    start = to_datetime(now_us).astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if period == "month":
+        start = start.replace(day=1)
+    return int(start.timestamp()) // SECONDS_PER_HOUR
+
+
+def _total(column: InstrumentedAttribute[int]) -> ColumnElement[int]:
+    return cast(func.coalesce(func.sum(column), 0), BigInteger)
+
+
+async def _has_key(session: AsyncSession, organization_id: str, api_key_id: str | None) -> bool:
+    found = await session.scalars(
+        select(ApiKey.id).where(ApiKey.organization_id == organization_id, ApiKey.id == api_key_id)
+    )
+    return found.one_or_none() is not None
