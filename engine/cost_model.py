@@ -49,6 +49,16 @@ def queue_price(
     return QueuePrice(key=work_s / weight + alpha * arrival_ms / 1000, work_s=work_s)
 
 
+def key_when_taken(key: float, waited_s: float, alpha: float = ALPHA) -> float:
+    """The key inside a worker of a request that has waited `waited_s` in the queue.
+
+    A request ages in its tenant's queue against that tenant's others. Among those of several tenants
+    that a worker has taken it ages from the take on: the queue has already said whose turn it is, and
+    the long wait behind one's own flood must not put another tenant's request last.
+    """
+    return key + alpha * waited_s
+
+
 def affordable_tokens(
     cost_model: CostModel, seconds: float, *, num_before: int, num_cached: int, most: int
 ) -> int:

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from common.clock import Clock, utc_now_us
 from engine.assembly import BLOCK_SIZE, create_scheduler
 from engine.batch import StepBatch
 from engine.charges import charge_step
+from engine.cost_model import key_when_taken
 from engine.messages import (
     CostModel,
     FinishReason,
@@ -142,12 +144,15 @@ class Engine:
         if request.request_id in self._open_choices:
             self.cancel(request.request_id, is_silent=True)  # an earlier attempt came back to us
         problem = self._problem_with(request)
+        queued_us = max(0, self._utc_now_us() - request.arrival_ms * 1_000)
+        key = key_when_taken(request.key, waited_s=queued_us / 1e6)
+        request = msgspec.structs.replace(request, key=key)
         sequences = Sequence.all_of(request, self._now_us(), may_fork=self._may_fork)
         self._open_choices[request.request_id] = sum(each.num_choices for each in sequences)
         if not sequences:
             self._finish(request)
         for sequence in sequences:
-            sequence.queued_us = max(0, self._utc_now_us() - request.arrival_ms * 1_000)
+            sequence.queued_us = queued_us
             if problem is not None:
                 self._end(sequence, "error", error=problem)
             elif sequence.num_generated >= request.authorized_tokens:

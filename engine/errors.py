@@ -6,7 +6,10 @@ EngineError
 ├── PromptTooLong         prompt does not fit the context (400)
 ├── TemplateRejected      the model's chat template refused these messages (400)
 ├── RequestLost           the worker died or the stream has a gap (our fault)
-└── ModelRefused          a checkpoint that cannot be hosted; the message says why
+├── ModelRefused          a checkpoint that cannot be hosted; the message says why
+└── SimulationRefused     what a simulation was asked for makes no sense
+    ├── TraceRejected     a load that cannot be read; the message names the line
+    └── MachineUnknown    neither a known machine nor a file that describes one
 """
 
 from common.errors import PlatformError
@@ -38,3 +41,15 @@ class RequestLost(EngineError):
 
 class ModelRefused(EngineError):
     code = "model_refused"
+
+
+class SimulationRefused(EngineError):
+    code = "simulation_refused"
+
+
+class TraceRejected(SimulationRefused):
+    code = "trace_rejected"
+
+
+class MachineUnknown(SimulationRefused):
+    code = "machine_unknown"

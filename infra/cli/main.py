@@ -9,7 +9,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import OperationalError
 
 from common.errors import PlatformError
-from infra.cli import books, credit, models, run
+from infra.cli import books, credit, models, run, simulate
 
 app = typer.Typer(
     help="Run nCompass on this machine, and look after its money and its models.",
@@ -23,6 +23,7 @@ app.command("migrate")(run.migrate)
 app.command("status")(run.status)
 app.command("reconcile")(books.reconcile)
 app.command("check-integrity")(books.check_integrity)
+app.command("simulate")(simulate.simulate)
 app.add_typer(credit.app, name="credits", help="Look at an organization's credit, or adjust it.")
 app.add_typer(models.app, name="models", help="Host models.")
 

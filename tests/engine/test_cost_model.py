@@ -13,6 +13,7 @@ from engine.cost_model import (
     Correction,
     DrainRate,
     affordable_tokens,
+    key_when_taken,
     queue_price,
 )
 from engine.messages import CostModel, StepWork
@@ -166,3 +167,10 @@ def test_an_idle_first_moment_does_not_outweigh_the_rest() -> None:
     rate.observe(0, 0.01)
     rate.observe(20, 1.0)
     assert rate.wait_ms(19) == pytest.approx(1_000, rel=0.05)
+
+
+def test_among_taken_requests_one_ages_from_the_take_on() -> None:
+    flooding = queue_price(MODEL, 200, arrival_ms=0).key
+    arrived = queue_price(MODEL, 50, arrival_ms=600_000).key
+    assert flooding < arrived, "in one queue ten minutes of waiting outrank a shorter prompt"
+    assert key_when_taken(flooding, waited_s=600.0) > key_when_taken(arrived, waited_s=0.0)
