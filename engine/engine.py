@@ -37,6 +37,8 @@ from engine.step_meter import NO_STEPS, StepMeter, StepTotals
 if TYPE_CHECKING:  # only workers load the grammar engine
     from engine.structured import Grammar
 
+TOO_AMBIGUOUS = "The required form is too ambiguous to follow any further."
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -252,6 +254,9 @@ class Engine:
         """One sampled token leaves in a frame, and may be the last one."""
         if sequence.structure is not None:
             sequence.structure.accept(token)
+            if sequence.structure.is_too_slow:
+                self._end(sequence, "error", error=TOO_AMBIGUOUS, is_refused=True)
+                return
         is_first = sequence.first_token_us is None
         sequence.first_token_us = now_us if is_first else sequence.first_token_us
         reason = self._finish_reason(sequence, token)

@@ -63,7 +63,7 @@ class EngineSettings(BaseSettings):
     """A request that has waited this long for memory is overtaken by no other."""
 
     # structured output
-    structure_timeout_s: float = Field(default=1.0, gt=0)
+    structure_timeout_s: float = Field(default=0.8, gt=0)
     """What takes longer to compile is refused: no honest schema does, a hostile one may for ever."""
 
     # the queue

@@ -30,6 +30,9 @@ CACHE_BYTES_MAX = 256 * 1024**2
 CACHE_ENTRIES_MAX = 1_000
 ENTRY_BYTES = 1_024
 """What an entry weighs beside its grammar; a refusal weighs only that."""
+SLOW_STEP_S = 0.02
+"""Of one sequence's grammar, on the engine's thread; the masks of JSON take less than 2 ms."""
+SLOW_STEPS_MAX = 10
 NO_COMPILER = "This model has no tokenizer, so no form can be required of its answers."
 
 
@@ -56,6 +59,15 @@ class StructureState:
     def __init__(self, matcher: xgrammar.GrammarMatcher, begins_after: int | None) -> None:
         self._matcher = matcher
         self._begins_after = begins_after
+        self._num_slow_steps = 0
+
+    @property
+    def is_too_slow(self) -> bool:
+        """Whether following this grammar holds up the steps of everybody.
+
+        An ambiguous one, such as `(a*)*b`, costs more with every token: 60 ms after 170 of them.
+        """
+        return self._num_slow_steps >= SLOW_STEPS_MAX
 
     def fork(self) -> "StructureState":
         """The state of another choice that has the same tokens."""
@@ -67,15 +79,22 @@ class StructureState:
             if token_id == self._begins_after:
                 self._begins_after = None
         elif not self._matcher.is_terminated():
+            began_s = time.thread_time()
             is_allowed = self._matcher.accept_token(token_id)
+            self._note_time(began_s)
             assert is_allowed, f"token {token_id} breaks the grammar"
 
     def mask(self, row: torch.Tensor) -> None:
         """row: [vocab] fp32, contiguous. What the grammar forbids now becomes -inf."""
         if self._begins_after is None and not self._matcher.is_terminated():
             bitmask = xgrammar.allocate_token_bitmask(1, len(row))
+            began_s = time.thread_time()
             self._matcher.fill_next_token_bitmask(bitmask)
+            self._note_time(began_s)
             xgrammar.apply_token_bitmask_inplace(row, bitmask[0].to(row.device))
+
+    def _note_time(self, began_s: float) -> None:
+        self._num_slow_steps += time.thread_time() - began_s > SLOW_STEP_S
 
 
 class GrammarCompiler:

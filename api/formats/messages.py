@@ -43,8 +43,8 @@ class MessagesFormat:
     def closing(self, summary: Summary) -> bytes:
         """Why it ended and what it used, then `message_stop`."""
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
-        usage = _told(summary)
-        return event("message_delta", delta=delta, usage=usage) + event("message_stop")
+        told = {"usage": _told(summary), "timing": summary.timing()}
+        return event("message_delta", delta=delta, **told) + event("message_stop")
 
     def failing(self, error: ErrorAnswer) -> bytes:
         """The `error` event, which their SDKs raise."""
@@ -54,7 +54,8 @@ class MessagesFormat:
         """The `message` object."""
         (piece,) = pieces
         content = [_block(delta) for delta in merged(piece.deltas)]
-        return encode(self._message(content, *_stop(piece)) | {"usage": _told(summary)})
+        told = {"usage": _told(summary), "timing": summary.timing()}
+        return encode(self._message(content, *_stop(piece)) | told)
 
     def _message(
         self, content: list[dict[str, Any]], reason: str | None, sequence: str | None

@@ -162,6 +162,7 @@ class ResponsesFormat:
             "store": False,
             "truncation": "disabled",
             "usage": None if summary is None else _usage(summary),
+            "timing": None if summary is None else summary.timing(),
         }
 
 

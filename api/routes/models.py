@@ -1,5 +1,7 @@
 """`GET /v1/models`: open to everybody, with prices, in OpenAI's form and OpenRouter's."""
 
+from datetime import UTC, datetime
+
 from fastapi import APIRouter
 from pydantic import Field
 
@@ -25,12 +27,15 @@ class Pricing(ResponseBody):
 
 
 class ModelObject(ResponseBody):
-    """One model: OpenAI's four fields, then what OpenRouter and vLLM clients read."""
+    """One model: OpenAI's four fields, then what OpenRouter, vLLM and Anthropic clients read."""
 
     id: str
     object: str = "model"
     created: int
     owned_by: str
+    type: str = "model"
+    display_name: str
+    created_at: datetime
     name: str
     description: str
     context_length: int
@@ -65,6 +70,8 @@ class ModelList(ResponseBody):
 
     object: str = "list"
     data: list[ModelObject] = Field(default=[])
+    has_more: bool = False
+    """Anthropic's clients ask for pages; there is only one."""
 
 
 @router.get("/v1/models", responses=errors(503), openapi_extra={"security": []})
@@ -87,6 +94,8 @@ def model_object(listing: Listing) -> ModelObject:
         id=model.name,
         created=model.created_at // 1_000_000,
         owned_by=model.name.split("/")[0],
+        display_name=model.name,
+        created_at=datetime.fromtimestamp(model.created_at / 1e6, UTC),
         name=model.name,
         description=model.description or "",
         context_length=model.context_length,

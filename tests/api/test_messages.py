@@ -51,6 +51,7 @@ async def test_a_whole_message_has_anthropic_s_shape(platform: Platform) -> None
     assert usage["cache_read_input_tokens"] == 2
     assert usage["output_tokens"] == len(platform.ids("Hello, Ada")) + 1
     assert usage["cost"]
+    assert answer["timing"]["ttft_ms"] > 0
 
 
 async def test_the_events_of_a_stream_come_in_order_and_by_name(platform: Platform) -> None:
@@ -208,6 +209,10 @@ async def test_anthropic_s_client_works(
     calls = [block.input for block in final.content if block.type == "tool_use"]
     assert calls == [{"city": "Bern"}, {"city": "Basel"}]
     assert final.usage.input_tokens == whole.usage.input_tokens
+    models = [model async for model in client.models.list()]
+    assert [(model.id, model.type, model.display_name) for model in models] == [
+        (MODEL, "model", MODEL)
+    ]
     counted = await client.messages.count_tokens(model=MODEL, messages=messages, tools=tools)
     assert counted.input_tokens == whole.usage.input_tokens
     with pytest.raises(anthropic.NotFoundError):

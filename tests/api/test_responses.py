@@ -48,6 +48,7 @@ async def test_a_whole_response_has_openai_s_shape(platform: Platform) -> None:
     usage = answer["usage"]
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
     assert usage["cost"]
+    assert answer["timing"]["ttft_ms"] > 0
     assert answer["metadata"] == {"a": "b"}
     cut = (await respond(platform, max_output_tokens=2)).json()
     assert cut["status"] == "incomplete"

@@ -212,6 +212,27 @@ def test_white_space_in_json_is_bounded(compiler: GrammarCompiler, tokenizer: To
     assert 1 <= num_newlines <= 8
 
 
+def test_an_ambiguous_form_is_given_up_before_it_holds_up_the_others(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    engine = create_engine(tokenizer)
+    structure = Structure("regex", "((a|a)*)*b")
+    new = asked("ambiguous", structure, num_tokens=3_000)
+    # It would end with a `b`, at some time; so that it does not, no `b` is ever likely.
+    texts = [(token_id, tokenizer.token_text(token_id)) for token_id in range(tokenizer.vocab_size)]
+    letters = [token_id for token_id, text in texts if b"b" in text and set(text) <= set(b"ab")]
+    bias = dict.fromkeys(letters, -100.0)
+    sampling = msgspec.structs.replace(new.sampling, logit_bias=bias, temperature=0.2)
+    engine.add(msgspec.structs.replace(new, sampling=sampling), compiler.compile(structure))
+    engine.add(asked("plain", None, num_tokens=2))
+    frames = run(engine)
+    last = frames["ambiguous", 0][-1]
+    assert last.is_refused
+    assert len(frames["ambiguous", 0]) < 1_500
+    assert len(frames["plain", 0]) == 2
+    assert engine.problems() == []
+
+
 def test_next_goes_who_has_used_the_compiler_least() -> None:
     line = FairLine()
     for name in ("m1", "m2", "m3"):
