@@ -17,8 +17,9 @@ from kernels.attention_metadata import AttentionMetadata
 NUM_OUTPUT = 4
 RESUME = "resume"
 LIMITS = {torch.float32: 1e-3}
-LIMIT_OF_ROUNDED = 0.08
-"""bf16 keeps 8 bits, and the original rounds in other places than we do."""
+LIMIT_OF_ROUNDED = 0.15
+"""bf16 keeps 8 bits, and the original rounds in other places than we do: up to 0.054 measured with
+SmolLM2-135M. What matters exactly is held in fp32, by `tests/models`."""
 
 
 @dataclass(frozen=True, slots=True)
