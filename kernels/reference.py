@@ -96,3 +96,22 @@ def kept_probabilities(
     result = torch.zeros_like(probabilities)
     result[kept] = probabilities[kept]
     return result / result.sum()
+
+
+def quantise(x: torch.Tensor, group_length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """x: [T, K] -> integers [T, K] in -127..127 and a scale for each group of a row [T, groups]."""
+    integers, scales = torch.zeros(x.shape, dtype=torch.int8), []
+    for first in range(0, x.shape[1], group_length):
+        group = x[:, first : first + group_length].float()
+        largest = group.abs().amax(dim=1, keepdim=True)
+        # NOTE: torch computes `127 / x` as 127 times a rounded reciprocal.
+        factor = torch.where(largest < 1e-36, 0, torch.full_like(largest, 127) / largest)
+        integers[:, first : first + group_length] = (group * factor).round().to(torch.int8)
+        scales.append(largest / 127)
+    return integers, torch.cat(scales, dim=1)
+
+
+def dequantise(integers: torch.Tensor, scales: torch.Tensor, group_length: int) -> torch.Tensor:
+    """What `quantise` stands for, in float64."""
+    wide = scales.double().repeat_interleave(group_length, dim=1)
+    return integers.double() * wide[:, : integers.shape[1]]

@@ -1,6 +1,6 @@
 """Real engine steps of a real checkpoint, as fractions of limits measured in the same run.
 
-    python -m engine.benchmarks.steps --path var/models/… [--dtype bf16] [--threads 2]
+    python -m engine.benchmarks.steps --path var/models/… [--precision int8] [--threads 2]
 
 Prefill of one prompt, and decode of 1, 8 and 64 sequences. A step here is what the worker runs:
 schedule, forward pass, sampling, frames. The limit of a step is its products at the best rate of
@@ -8,19 +8,21 @@ any loop here, or its weights at the rate of memory, whichever is longer, and th
 """
 
 import argparse
+import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from engine.benchmarks.roofline import Work, machine_limits
+from engine.benchmarks.roofline import PRECISIONS, Limits, Work, machine_limits
 from engine.engine import Engine
-from engine.loading import DTYPES, load_engine, num_threads
+from engine.loading import load_engine, num_threads
 from engine.messages import GenerateRequest, Sampling
 from engine.settings import EngineSettings
-from kernels.benchmarks.limits import Limits
 from kernels.cpu import library
+from kernels.cpu.build import AVX2, NATIVE
+from kernels.cpu.memory import keep_freed_memory
 
 PROMPT_TOKENS = 256
 DECODE_STEPS = 24
@@ -32,42 +34,55 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--path", type=Path, required=True)
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--precision", choices=PRECISIONS, default="bf16")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--avx2", action="store_true", help="kernels without AVX-512")
     parser.add_argument("--plain-torch", action="store_true", help="without the compiled kernels")
     arguments = parser.parse_args()
     settings = EngineSettings(
-        dtype=arguments.dtype, num_threads=arguments.threads, is_prefix_cache_on=False
+        dtype="fp32" if arguments.precision == "fp32" else "bf16",
+        quantization="int8" if arguments.precision == "int8" else "none",
+        num_threads=arguments.threads,
+        is_prefix_cache_on=False,
     )
-    built = None if arguments.plain_torch else library.build(settings.kernel_cache)
+    target = AVX2 if arguments.avx2 else NATIVE
+    built = None if arguments.plain_torch else library.build(settings.kernel_cache, target)
     if built is not None and built.path is not None:
         library.enable(built.path, num_threads(settings))
     loaded = load_engine(arguments.path, settings)
-    limits = machine_limits(DTYPES[arguments.dtype])
-    work = Work.of(arguments.path, DTYPES[arguments.dtype].itemsize)
+    keep_freed_memory()
+    before = machine_limits(arguments.precision)
+    work = Work.of(arguments.path, arguments.precision)
     kernels = "plain torch" if built is None or built.path is None else "compiled kernels"
+    rows = list(measure(loaded.engine))
+    limits = before.best_of(machine_limits(arguments.precision))
     print(
-        f"{loaded.dtype}, {num_threads(settings)} threads, {kernels}: "
+        f"{arguments.precision}, {num_threads(settings)} threads, {kernels}: "
         f"memory {limits.bytes_per_s / 1e9:.1f} GB/s, "
-        f"arithmetic {limits.operations_per_s / 1e9:.0f} GFLOP/s"
+        f"attention {limits.operations_per_s / 1e9:.0f} GFLOP/s, "
+        f"products {limits.products_per_s / 1e9:.0f} GOP/s"
     )
     print(f"cost model: {loaded.engine.cost_model}")
-    for name, seconds, limit_s in measure(loaded.engine, work, limits):
+    figures = {}
+    for name, seconds in rows:
+        limit_s = _limit_s(name, work, limits)
         print(f"{name:12} {seconds * 1e3:8.1f} ms {100 * limit_s / seconds:6.1f} % of the limit")
+        figures[f"{name.replace(' ', '')}_fraction_{arguments.precision}"] = limit_s / seconds
+    print(json.dumps(figures))
 
 
-def measure(engine: Engine, work: Work, limits: Limits) -> Iterator[tuple[str, float, float]]:
-    """(name, median seconds of a step, its limit) of each case."""
-    prefills = [_prefill_s(engine, seed) for seed in range(NUM_PREFILLS)]
-    yield (
-        f"prefill {PROMPT_TOKENS}",
-        statistics.median(prefills),
-        work.prefill_s(PROMPT_TOKENS, limits),
-    )
+def measure(engine: Engine) -> Iterator[tuple[str, float]]:
+    """(name, median seconds of a step) of each case."""
+    yield "prefill", statistics.median(_prefill_s(engine, seed) for seed in range(NUM_PREFILLS))
     for batch in DECODE_BATCHES:
-        context = PROMPT_TOKENS + DECODE_STEPS // 2
-        seconds = statistics.median(_decode_steps_s(engine, batch))
-        yield f"decode {batch}", seconds, work.decode_s(batch, context, limits)
+        yield f"decode {batch}", statistics.median(_decode_steps_s(engine, batch))
+
+
+def _limit_s(name: str, work: Work, limits: Limits) -> float:
+    if name == "prefill":
+        return work.prefill_s(PROMPT_TOKENS, limits)
+    batch = int(name.removeprefix("decode "))
+    return work.decode_s(batch, PROMPT_TOKENS + DECODE_STEPS // 2, limits)
 
 
 def _prefill_s(engine: Engine, seed: int) -> float:

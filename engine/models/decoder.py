@@ -14,13 +14,22 @@ from pathlib import Path
 
 import torch
 
+from engine.errors import ModelRefused
 from engine.models.checkpoint import Checkpoint, read_json
 from engine.models.decoder_config import DecoderConfig
 from engine.models.model import KVBlocks, ModelSpec
+from engine.models.smoothing import (
+    NUM_TOKENS,
+    Factors,
+    Observer,
+    Ranges,
+    random_tokens,
+    smoothing_factors,
+)
 from kernels.attention_metadata import AttentionMetadata
 from kernels.cpu import library as cpu
 from kernels.cpu.decoder import CpuDecoder, CpuLayer, CpuLinear
-from kernels.kv_cache import PagedKVCache
+from kernels.kv_cache import BLOCK_SIZE, PagedKVCache
 from kernels.linear import (
     PackedGatedLinear,
     PackedLinear,
@@ -58,12 +67,13 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization = "none",
+        smoothing: dict[str, Factors] | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.quantization = quantization
         self._device = device
-        weights = _Weights(config, checkpoint, dtype, device, quantization)
+        weights = _Weights(config, checkpoint, dtype, device, quantization, smoothing or {})
         self.embedding = weights.embedding()
         self.layers = [weights.layer(index) for index in range(config.num_layers)]
         self.final_norm = weights.norm("model.norm.weight", config.hidden_size)
@@ -118,24 +128,58 @@ class Decoder:
     ) -> torch.Tensor:
         """token_ids: [T] int64, rows: [R] int64 -> logits of those rows: [R, vocab_size]."""
         assert isinstance(kv_cache, PagedKVCache)
-        eps = self.config.rms_norm_eps
         hidden = self.embedding.index_select(0, token_ids).float()  # [T, hidden]
         if self._compiled is not None:
             return self._compiled.forward(hidden, kv_cache, metadata, rows)
+        return self._forward_by_operations(hidden, kv_cache, metadata, rows)
+
+    def observe_activations(self, token_ids: torch.Tensor, observe: Observer) -> None:
+        """Run `token_ids` [T] as one prompt, and tell what enters each projection."""
+        num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+        metadata = AttentionMetadata.build(
+            query_lens=[len(token_ids)],
+            context_lens=[len(token_ids)],
+            block_tables=[list(range(num_blocks))],
+            device=self._device,
+        )
+        hidden = self.embedding.index_select(0, token_ids).float()
+        rows = torch.arange(len(token_ids), device=self._device)
+        kv_cache = self.create_kv_cache(num_blocks)
+        self._forward_by_operations(hidden, kv_cache, metadata, rows, observe)
+
+    def _forward_by_operations(
+        self,
+        hidden: torch.Tensor,
+        kv_cache: PagedKVCache,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor,
+        observe: Observer = lambda name, x: None,
+    ) -> torch.Tensor:
+        """hidden: [T, hidden] fp32 -> logits of `rows`; one call for each operation."""
+        eps = self.config.rms_norm_eps
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            attended = self._attend(hidden, layer, index, kv_cache, metadata)
+            prefix = f"model.layers.{index}."
+            normed = rms_norm(hidden, layer.input_norm, eps)
+            observe(prefix + "qkv", normed)
+            attended = self._attend(normed, layer, index, kv_cache, metadata)
+            observe(prefix + "output", attended)
             if index == last:  # beyond its KV, the last layer matters only where logits are wanted
                 attended = attended.index_select(0, rows)
                 hidden = hidden.index_select(0, rows)
                 if len(rows) == 0:
                     break
             hidden = linear(attended, layer.output, residual=hidden)
-            gated = gated_linear(rms_norm(hidden, layer.mlp_norm, eps), layer.gate_up)
+            normed = rms_norm(hidden, layer.mlp_norm, eps)
+            observe(prefix + "gate_up", normed)
+            gated = gated_linear(normed, layer.gate_up)
+            observe(prefix + "down", gated)
             hidden = linear(gated, layer.down, residual=hidden)
         if len(rows) == 0:
             return torch.empty((0, self.config.vocab_size), device=self._device)
-        return linear(rms_norm(hidden, self.final_norm, eps), self.head)
+        normed = rms_norm(hidden, self.final_norm, eps)
+        observe("head", normed)
+        return linear(normed, self.head)
 
     def _compile(self) -> CpuDecoder | None:
         """The whole step as one call, where the C++ library has all of it."""
@@ -158,7 +202,7 @@ class Decoder:
 
     def _attend(
         self,
-        hidden: torch.Tensor,
+        normed: torch.Tensor,
         layer: DecoderLayer,
         index: int,
         kv_cache: PagedKVCache,
@@ -166,7 +210,7 @@ class Decoder:
     ) -> torch.Tensor:
         """[T, hidden] -> [T, num_heads * head_dim]; writes this layer's KV."""
         config = self.config
-        qkv = linear(rms_norm(hidden, layer.input_norm, config.rms_norm_eps), layer.qkv)
+        qkv = linear(normed, layer.qkv)
         heads = qkv.view(len(qkv), -1, config.head_dim)  # [T, Hq + 2·Hkv, D]
         query, key, value = torch.split(
             heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1
@@ -189,7 +233,18 @@ def load_decoder(
 ) -> Decoder:
     """Load a checkpoint of the Llama structure; raises ModelRefused with one clear sentence."""
     config = DecoderConfig.parse(read_json(directory / "config.json"))
-    return Decoder(config, Checkpoint(directory), dtype, device, quantization)
+    if quantization != "none" and not cpu.CpuLibrary.supports_head_dim(config.head_dim):
+        raise ModelRefused("quantised weights need heads of a multiple of 16 channels")
+    smoothing: dict[str, Factors] = {}
+    if quantization == "int8":
+        ranges = Ranges()
+        with torch.inference_mode():
+            whole = Decoder(config, Checkpoint(directory), dtype, device)
+            num_tokens = min(NUM_TOKENS, config.context_length)
+            tokens = random_tokens(config.vocab_size, num_tokens)
+            whole.observe_activations(tokens.to(device), ranges.observe)
+        smoothing = smoothing_factors(config, Checkpoint(directory), ranges)
+    return Decoder(config, Checkpoint(directory), dtype, device, quantization, smoothing)
 
 
 def _compiled_linear(linear: PackedLinear) -> CpuLinear:
@@ -222,7 +277,9 @@ class _Weights:
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization,
+        smoothing: dict[str, Factors],
     ) -> None:
+        self.smoothing = smoothing
         self.config = config
         self.checkpoint = checkpoint
         self.dtype = dtype
@@ -239,8 +296,13 @@ class _Weights:
     def head(self, embedding: torch.Tensor) -> PackedLinear:
         if self.config.has_tied_embeddings:
             self.checkpoint.skip("lm_head.weight")
-            return PackedLinear(embedding, quantization=self.quantization)
-        return self._linear([("lm_head", self.config.vocab_size)], self.config.hidden_size, False)
+            weight = embedding
+        else:
+            shape = (self.config.vocab_size, self.config.hidden_size)
+            weight = self._tensor("lm_head.weight", shape)
+        factors = self.smoothing.get("head")
+        smoothed = weight if factors is None else factors.apply(weight)
+        return PackedLinear(smoothed, quantization=self.quantization)
 
     def layer(self, index: int) -> DecoderLayer:
         config = self.config
@@ -289,4 +351,7 @@ class _Weights:
         return PackedGatedLinear(gate, up, gate_bias, up_bias, self.quantization)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return self.checkpoint.tensor(name, shape, self.dtype).to(self.device)
+        factors = self.smoothing.get(name)
+        if factors is None:
+            return self.checkpoint.tensor(name, shape, self.dtype).to(self.device)
+        return factors.apply(self.checkpoint.tensor(name, shape, torch.float32)).to(self.device)

@@ -1,11 +1,12 @@
 // Activations in the form that a product wants: rows of floats, of bf16, or of small integers with
-// a scale for each row.
+// a scale for each group of a row.
 //
-//   quantised: q_i = round(x_i * 127 / m),   scale = m / 127,   m = max_i |x_i|
+//   quantised: q_i = round(x_i * 127 / m),   scale = m / 127,   m = max |x_i| of the group
 //
-// A row that holds a NaN or an infinity gets the scale NaN: its results say so, as floats would.
+// A group that holds a NaN or an infinity gets the scale NaN: its results say so, as floats would.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 
 #include "packed_weight.h"
@@ -16,8 +17,12 @@ template <class Dot>
 struct Rows {
   const typename Dot::Activation* data;
   int64_t stride;
-  const float* scales;
+  const float* scales;  // [rows, groups]
 };
+
+inline int64_t num_groups(int64_t length, int64_t group_length) {
+  return (length + group_length - 1) / group_length;
+}
 
 // An odd number of cache lines a row: rows of a tile never meet in one set of the cache.
 template <class T>
@@ -27,7 +32,7 @@ int64_t spread_stride(int64_t length) {
 }
 
 template <class X, class Store>
-float quantise_row(const X* x, int64_t length, const Store& store_integers) {
+float quantise_group(const X* x, int64_t length, const Store& store_integers) {
   F32 most = zero();
   bool has_nan = false;
   for_each_vector(length, [&](int64_t i, int count) {
@@ -48,18 +53,29 @@ float quantise_row(const X* x, int64_t length, const Store& store_integers) {
   return largest / 127.0f;
 }
 
-// One row in the form of Dot, padded with zeros; `scale` is written where Dot needs one.
+// Calls store_integers(i, values, count) for a whole row, and writes a scale for each group.
+template <class X, class Store>
+void quantise_row(const X* x, int64_t length, int64_t group_length, float* scales,
+                  const Store& store_integers) {
+  for (int64_t first = 0; first < length; first += group_length) {
+    *scales++ = quantise_group(
+        x + first, std::min(group_length, length - first),
+        [&](int64_t i, F32 values, int count) { store_integers(first + i, values, count); });
+  }
+}
+
+// One row in the form of Dot, padded with zeros; `scales` are written where Dot needs them.
 template <class Dot, class X>
 void convert_row(const X* x, int64_t length, int64_t padded_length, typename Dot::Activation* out,
-                 float* scale) {
+                 float* scales) {
   using Activation = typename Dot::Activation;
   if constexpr (Dot::kHasRowScales) {
-    *scale = quantise_row(x, length, [&](int64_t i, F32 value, int count) {
-      store_activations(out + i, value, count);
+    quantise_row(x, length, Dot::kGroupLength, scales, [&](int64_t i, F32 values, int count) {
+      store_activations(out + i, values, count);
     });
     for (int64_t i = length; i < padded_length; ++i) out[i] = kInt8ZeroPoint;
   } else {
-    (void)scale;
+    (void)scales;
     for_each_vector(length, [&](int64_t i, int count) { store(out + i, load(x + i, count), count); });
     for (int64_t i = length; i < padded_length; ++i) out[i] = from_float<Activation>(0.0f);
   }
@@ -77,7 +93,8 @@ struct ConvertedRows {
   static int64_t bytes(int64_t num_rows, int64_t padded_length) {
     const int64_t row = spread_stride<typename Dot::Activation>(padded_length) *
                         static_cast<int64_t>(sizeof(typename Dot::Activation));
-    return round_up(num_rows * row, 64) + num_rows * static_cast<int64_t>(sizeof(float));
+    const int64_t scales = Dot::kHasRowScales ? num_groups(padded_length, Dot::kGroupLength) : 0;
+    return round_up(num_rows * row, 64) + num_rows * scales * static_cast<int64_t>(sizeof(float));
   }
 };
 
@@ -90,7 +107,10 @@ Rows<Dot> make_rows(Worker& worker, int64_t num_rows, int64_t padded_length, cha
   auto* data = reinterpret_cast<Activation*>(memory);
   auto* scales = reinterpret_cast<float*>(
       memory + round_up(num_rows * stride * static_cast<int64_t>(sizeof(Activation)), 64));
-  const auto make = [&](int64_t row) { make_row(row, data + row * stride, scales + row); };
+  const int64_t num_scales = Dot::kHasRowScales ? num_groups(padded_length, Dot::kGroupLength) : 0;
+  const auto make = [&](int64_t row) {
+    make_row(row, data + row * stride, scales + row * num_scales);
+  };
   if (num_rows <= kPrivateRows) {
     for (int64_t row = 0; row < num_rows; ++row) make(row);
   } else {

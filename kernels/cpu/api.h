@@ -36,15 +36,21 @@ NCOMPASS_API const char* ncompass_silu_and_mul(ncompass::Context* context, int64
                                                int64_t intermediate, const void* gate_up,
                                                int64_t stride, ncompass::DType dtype, void* out);
 
-// Each row of x as integers of 8 bits: out [num_rows, length], scales [num_rows] (activations.h).
+// Members of a sum that share a scale in weights of this form; 0: all of them.
+NCOMPASS_API int64_t ncompass_group_length(ncompass::WeightForm form);
+
+// Each row of x as integers of 8 bits: out [num_rows, length], scales [num_rows, groups]
+// (activations.h).
 NCOMPASS_API const char* ncompass_quantise(ncompass::Context* context, int64_t num_rows,
-                                           int64_t length, const void* x, int64_t stride,
-                                           ncompass::DType dtype, int8_t* out, float* scales);
+                                           int64_t length, int64_t group_length, const void* x,
+                                           int64_t stride, ncompass::DType dtype, int8_t* out,
+                                           float* scales);
 
 // Bytes of the packed form of a weight [out_features, in_features].
 NCOMPASS_API int64_t ncompass_packed_bytes(ncompass::Context* context, int64_t out_features,
                                            int64_t in_features, ncompass::WeightForm form);
-// The weight's elements are those of the form. Integers come with a scale for each output.
+// The weight's elements are those of the form. Integers come with scales [out_features,
+// groups].
 NCOMPASS_API const char* ncompass_pack(ncompass::Context* context, int64_t out_features,
                                        int64_t in_features, const void* weight, int64_t stride,
                                        const float* scales, ncompass::WeightForm form,

@@ -26,13 +26,15 @@
 namespace ncompass {
 
 // `Sum` is what a register of the tile holds. A product of integers is turned into floats at the
-// end, with the scales that kHasRowScales and kHasColumnScales say it needs.
+// end, with the scales that kHasRowScales and kHasColumnScales say it needs: one for each group of
+// kGroupLength members of the sum, or one for all of them.
 struct FloatDot {
   using Weight = float;
   using Activation = float;
   using Sum = F32;
   static constexpr bool kHasRowScales = false;
   static constexpr bool kHasColumnScales = false;
+  static constexpr int kGroupLength = 0;
   static constexpr int kDepth = 1;
 
   template <int kRows, int kVectors>
@@ -53,6 +55,7 @@ struct WidenedBf16Dot {
   using Sum = F32;
   static constexpr bool kHasRowScales = false;
   static constexpr bool kHasColumnScales = false;
+  static constexpr int kGroupLength = 0;
   static constexpr int kDepth = 2;
 
   template <int kRows, int kVectors>
@@ -95,6 +98,7 @@ struct NativeBf16Dot {
   using Sum = F32;
   static constexpr bool kHasRowScales = false;
   static constexpr bool kHasColumnScales = false;
+  static constexpr int kGroupLength = 0;
   static constexpr int kDepth = 2;
 
   template <int kRows, int kVectors>
@@ -129,6 +133,7 @@ struct WidenedInt8Dot {
   using Sum = F32;
   static constexpr bool kHasRowScales = false;
   static constexpr bool kHasColumnScales = true;
+  static constexpr int kGroupLength = 0;
   static constexpr int kDepth = 1;
 
   template <int kRows, int kVectors>
@@ -149,6 +154,7 @@ struct Int8Dot {
   using Sum = I32;
   static constexpr bool kHasRowScales = true;
   static constexpr bool kHasColumnScales = true;
+  static constexpr int kGroupLength = 192;  // with smoothing: half of the loss of one scale a row
   static constexpr int kDepth = kInt8Depth;
 
   template <int kRows, int kVectors>

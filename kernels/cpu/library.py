@@ -39,7 +39,7 @@ _I, _P, _D = c_int64, c_void_p, c_int32
 _SIGNATURES: dict[str, list[object]] = {
     "rms_norm": [_P, _I, _I, _P, _I, _D, _P, _I, _D, _P, _P, _D, c_float, _P],
     "silu_and_mul": [_P, _I, _I, _P, _I, _D, _P],
-    "quantise": [_P, _I, _I, _P, _I, _D, _P, _P],
+    "quantise": [_P, _I, _I, _I, _P, _I, _D, _P, _P],
     "pack": [_P, _I, _I, _P, _I, _P, _D, _P],
     "gated_linear": [_P, _I, _I, _I, _P, _I, _D, _P, _P, _P, _P, _D, _P, _D],
     "decode": [_P, _P, _P],
@@ -82,6 +82,8 @@ class CpuLibrary:
         self._sample = self._bind("sample")
         self._library.ncompass_packed_bytes.restype = c_int64
         self._library.ncompass_packed_bytes.argtypes = [c_void_p, c_int64, c_int64, c_int32]
+        self._library.ncompass_group_length.restype = c_int64
+        self._library.ncompass_group_length.argtypes = [c_int32]
         self._library.ncompass_create.restype = c_void_p
         self._library.ncompass_destroy.argtypes = [c_void_p]
         self.num_threads = num_threads
@@ -214,16 +216,20 @@ class CpuLibrary:
         )
         return out if reason is None else _refuse(reason)
 
-    def quantise(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: [T, length] -> int8 of the same shape, and the scale of each row [T] fp32."""
+    def quantise(self, x: torch.Tensor, group_length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: [T, length] -> int8 of the same shape, fp32 scales [T, groups of group_length]."""
         num_rows, length = x.shape
         out = torch.empty((num_rows, length), dtype=torch.int8)
-        scales = torch.empty(num_rows)
+        scales = torch.empty((num_rows, -(-length // group_length)))
         reason = self._quantise(
-            *(self._context, num_rows, length, x.data_ptr(), x.stride(0), DTYPES[x.dtype]),
-            *(out.data_ptr(), scales.data_ptr()),
+            *(self._context, num_rows, length, group_length),
+            *(x.data_ptr(), x.stride(0), DTYPES[x.dtype], out.data_ptr(), scales.data_ptr()),
         )
         return (out, scales) if reason is None else _refuse(reason)
+
+    def group_length(self, quantization: Quantization) -> int:
+        """Members of a sum that share a scale; 0: all of them."""
+        return int(self._library.ncompass_group_length(FORMS[quantization]))
 
     def pack(self, weight: torch.Tensor, quantization: Quantization = "none") -> PackedWeight:
         """weight: [out_features, in_features] -> its packed form, quantised by output if asked."""
@@ -231,7 +237,8 @@ class CpuLibrary:
         form, scales, source = DTYPES[weight.dtype], None, weight
         if quantization != "none":
             form = FORMS[quantization]
-            source, scales = self.quantise(weight)
+            group_length = self.group_length(quantization) or in_features
+            source, scales = self.quantise(weight, group_length)
         num_bytes = self._library.ncompass_packed_bytes(
             self._context, out_features, in_features, form
         )

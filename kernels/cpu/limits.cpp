@@ -1,5 +1,7 @@
 // The machine's limits, measured the way the kernels use it: arithmetic in registers alone, and a
 // stream read from memory. Benchmarks divide by these, in the same run.
+#include <time.h>
+
 #include <chrono>
 
 #include "api.h"
@@ -15,6 +17,13 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Of this thread's own time, so that a neighbour on its core does not count.
+double own_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 // Operations per second of step(sums), which counts as `operations`, on all threads together.
 inline void start(F32& sum) { sum = zero(); }
 inline void start(I32& sum) {
@@ -28,7 +37,7 @@ double measure_rate(Context& context, double seconds, double operations, const S
   context.team.run([&](Worker& worker) {
     Sum sums[kSums];
     NCOMPASS_UNROLL for (int i = 0; i < kSums; ++i) start(sums[i]);
-    const auto start = std::chrono::steady_clock::now();
+    const double start_s = own_seconds();
     double elapsed = 0;
     int64_t num_steps = 0;
     while (elapsed < seconds) {
@@ -38,7 +47,7 @@ double measure_rate(Context& context, double seconds, double operations, const S
         NCOMPASS_UNROLL for (int j = 0; j < kSums; ++j) asm volatile("" : "+v"(sums[j].lanes));
       }
       num_steps += 10000;
-      elapsed = seconds_since(start);
+      elapsed = own_seconds() - start_s;
     }
     rates[worker.thread] = num_steps * operations / elapsed;
   });

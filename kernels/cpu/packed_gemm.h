@@ -46,33 +46,28 @@ struct RowTiling {
   }
 };
 
-// Turns the sums of a tile into results, where they are not yet.
-template <class Dot, int kRows>
-void store_results(const typename Dot::Sum (&tile)[kRows][kTileVectors], const float* row_scales,
-                   const float* column_scales, float* results) {
-  if constexpr (!Dot::kHasColumnScales) {
-    store_tile(tile, results, kPanelWidth);
-  } else {
-    F32 columns[kTileVectors];
-    NCOMPASS_UNROLL for (int v = 0; v < kTileVectors; ++v) {
-      columns[v] = load(column_scales + v * F32::kWidth);
-    }
-    NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
-      NCOMPASS_UNROLL for (int v = 0; v < kTileVectors; ++v) {
-        F32 result;
-        if constexpr (Dot::kHasRowScales) {
-          result = to_float(tile[r][v]) * broadcast(row_scales[r]) * columns[v];
-        } else {
-          result = tile[r][v] * columns[v];
-        }
-        store(results + r * kPanelWidth + v * F32::kWidth, result);
-      }
+// results [num_rows, kPanelWidth] (+)= integers * the scales of their row and their column.
+inline void add_scaled(const int32_t* integers, int64_t num_rows, const float* row_scales,
+                       int64_t row_scale_stride, const float* column_scales, bool is_first_group,
+                       float* results) {
+  for (int64_t row = 0; row < num_rows; ++row, row_scales += row_scale_stride) {
+    const F32 row_scale = broadcast(*row_scales);
+    for (int64_t i = row * kPanelWidth, column = 0; column < kPanelWidth;
+         i += F32::kWidth, column += F32::kWidth) {
+      const F32 scale = row_scale * load(column_scales + column);
+      const F32 before = is_first_group ? zero() : load(results + i);
+      store(results + i, fma(to_float(load(integers + i)), scale, before));
     }
   }
 }
 
-inline void start_tile(const void*, F32& sum) { sum = zero(); }
-inline void start_tile(const int32_t* offsets, I32& sum) { sum = load(offsets); }
+inline void scale_columns(int64_t num_rows, const float* column_scales, float* results) {
+  for (int64_t row = 0; row < num_rows; ++row, results += kPanelWidth) {
+    for (int64_t column = 0; column < kPanelWidth; column += F32::kWidth) {
+      store(results + column, load(results + column) * load(column_scales + column));
+    }
+  }
+}
 
 // One panel of a weight and a block of rows that meet in a task.
 template <class Dot>
@@ -82,8 +77,10 @@ struct BlockProduct {
   int tile_rows;
   const typename Dot::Weight* panel;
   int64_t num_steps;
-  const float* column_scales;
+  int64_t num_groups;
+  const float* column_scales;  // of the first group; those of the others lie group_stride apart
   const int32_t* offsets;
+  int64_t group_stride;
   const char* next;  // what to fetch when this panel is done, or null
   float* sums;       // [num_rows, kPanelWidth]
 
@@ -91,7 +88,7 @@ struct BlockProduct {
 
  private:
   template <class PartDot, int kRows, int kPrefetchLines>
-  void multiply_tile(int64_t row, const typename PartDot::Activation* activations,
+  void multiply_tile(int64_t row, int64_t group, const typename PartDot::Activation* activations,
                      const typename PartDot::Weight* part, int64_t steps, bool is_first,
                      bool is_last, Prefetch prefetch) const;
 };
@@ -99,27 +96,31 @@ struct BlockProduct {
 // sums (+)= activations . part of a panel. Meanwhile the weights to come are brought nearer.
 template <class Dot>
 template <class PartDot, int kRows, int kPrefetchLines>
-void BlockProduct<Dot>::multiply_tile(int64_t row, const typename PartDot::Activation* activations,
+void BlockProduct<Dot>::multiply_tile(int64_t row, int64_t group,
+                                      const typename PartDot::Activation* activations,
                                       const typename PartDot::Weight* part, int64_t steps,
                                       bool is_first, bool is_last, Prefetch prefetch) const {
-  using Number = std::conditional_t<Dot::kHasRowScales, int32_t, float>;
+  constexpr int64_t kStep = kPanelWidth * PartDot::kDepth;
   typename Dot::Sum tile[kRows][kTileVectors];
-  auto* carried = reinterpret_cast<Number*>(sums + row * kPanelWidth);
-  if (is_first) {
-    NCOMPASS_UNROLL for (int v = 0; v < kTileVectors; ++v) {
-      start_tile(offsets + v * F32::kWidth, tile[0][v]);
-      NCOMPASS_UNROLL for (int r = 1; r < kRows; ++r) tile[r][v] = tile[0][v];
+  float* results = sums + row * kPanelWidth;
+  if constexpr (Dot::kHasRowScales) {
+    alignas(64) int32_t integers[kRows * kPanelWidth];
+    load_tile(offsets + group * group_stride, 0, tile);
+    accumulate<PartDot, kRows, kTileVectors, kPrefetchLines>(tile, activations, rows.stride, part,
+                                                             kStep, steps, prefetch);
+    store_tile(tile, integers, kPanelWidth);
+    add_scaled(integers, kRows, rows.scales + row * num_groups + group, num_groups,
+               column_scales + group * group_stride, is_first, results);
+  } else {
+    if (is_first) {
+      clear(tile);
+    } else {
+      load_tile(results, kPanelWidth, tile);
     }
-  } else {
-    load_tile(carried, kPanelWidth, tile);
-  }
-  accumulate<PartDot, kRows, kTileVectors, kPrefetchLines>(
-      tile, activations, rows.stride, part, kPanelWidth * PartDot::kDepth, steps, prefetch);
-  if (is_last) {
-    const float* row_scales = Dot::kHasRowScales ? rows.scales + row : nullptr;
-    store_results<Dot, kRows>(tile, row_scales, column_scales, sums + row * kPanelWidth);
-  } else {
-    store_tile(tile, carried, kPanelWidth);
+    accumulate<PartDot, kRows, kTileVectors, kPrefetchLines>(tile, activations, rows.stride, part,
+                                                             kStep, steps, prefetch);
+    store_tile(tile, results, kPanelWidth);
+    if (Dot::kHasColumnScales && is_last) scale_columns(kRows, column_scales, results);
   }
 }
 
@@ -146,15 +147,19 @@ template <class Dot>
 void BlockProduct<Dot>::run() const {
   constexpr bool kWidens =
       std::is_same_v<Dot, WidenedBf16Dot> || std::is_same_v<Dot, WidenedInt8Dot>;
-  constexpr int kSteps = kWidens ? kPartSteps / Dot::kDepth : kPartSteps;
+  constexpr bool kHasGroups = Dot::kGroupLength > 0;
+  constexpr int kSteps = kHasGroups ? Dot::kGroupLength / Dot::kDepth
+                         : kWidens  ? kPartSteps / Dot::kDepth
+                                    : kPartSteps;
   constexpr int kLines = std::max<int>(kPanelWidth * Dot::kDepth * sizeof(*panel) / 64, 1);
   const bool is_widened = kWidens && num_rows > kTilesInRegisters * tile_rows;
   alignas(64) float widened[kWidens ? kPartSteps * kPanelWidth : 1];
   for (int64_t step = 0; step < num_steps; step += kSteps) {
     const int64_t steps = std::min<int64_t>(kSteps, num_steps - step);
     const auto* part = panel + step * kPanelWidth * Dot::kDepth;
-    const bool is_first = step == 0;
+    const int64_t group = kHasGroups ? step / kSteps : 0;
     const bool is_last = step + kSteps >= num_steps;
+    const bool is_first = step == 0;
     const auto* next_part = part + kSteps * kPanelWidth * Dot::kDepth;
     Prefetch prefetch{is_last ? next : reinterpret_cast<const char*>(next_part)};
     if constexpr (kWidens) {
@@ -166,11 +171,11 @@ void BlockProduct<Dot>::run() const {
         if constexpr (kWidens) {
           if (is_widened) {
             return multiply_tile<FloatDot, height(), (kLines + Dot::kDepth - 1) / Dot::kDepth>(
-                row, activations, widened, steps * Dot::kDepth, is_first, is_last, prefetch);
+                row, group, activations, widened, steps * Dot::kDepth, is_first, is_last, prefetch);
           }
         }
-        multiply_tile<Dot, height(), kLines>(row, activations, part, steps, is_first, is_last,
-                                             prefetch);
+        multiply_tile<Dot, height(), kLines>(row, group, activations, part, steps, is_first,
+                                             is_last, prefetch);
       });
       prefetch.next = nullptr;
     }
@@ -222,15 +227,17 @@ BlockProduct<Dot> block_of(const PackedWeight<Dot>& weight, const Rows<Dot>& x, 
                            int64_t num_rows, int tile_rows, int64_t panel, const char* next,
                            float* sums) {
   Rows<Dot> rows{x.data + first_row * x.stride, x.stride, nullptr};
-  if (Dot::kHasRowScales) rows.scales = x.scales + first_row;
+  if (Dot::kHasRowScales) rows.scales = x.scales + first_row * weight.num_groups();
   const bool has_scales = Dot::kHasColumnScales;
   return {rows,
           num_rows,
           tile_rows,
           weight.panel(panel),
           weight.num_steps(),
+          weight.num_groups(),
           has_scales ? weight.scales() + panel * kPanelWidth : nullptr,
           has_scales ? weight.offsets() + panel * kPanelWidth : nullptr,
+          weight.num_panels() * kPanelWidth,
           next,
           sums};
 }

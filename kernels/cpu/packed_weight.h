@@ -2,7 +2,8 @@
 //
 // dot.h gives the inside of a panel; the last one is padded with zeros, and so is the summed
 // dimension up to a multiple of the depth. Weights of small integers are followed by a float for
-// each output, its scale, and by an integer, what the zero point of the activations adds to its sum.
+// each group and output, its scale [groups][outputs], and by as many integers: what the zero point of
+// the activations adds to the sums.
 #pragma once
 
 #include "context.h"
@@ -30,17 +31,22 @@ struct PackedWeight {
   int64_t num_steps() const { return padded_length() / Dot::kDepth; }
   int64_t num_panels() const { return (out_features + kPanelWidth - 1) / kPanelWidth; }
   int64_t panel_elements() const { return kPanelWidth * padded_length(); }
+  int64_t num_groups() const {
+    const int64_t length = Dot::kGroupLength;
+    return length == 0 ? 1 : (in_features + length - 1) / length;
+  }
+  int64_t num_scales() const { return num_groups() * num_panels() * kPanelWidth; }
   const Weight* panel(int64_t index) const { return panels + index * panel_elements(); }
   const float* scales() const {
     const int64_t bytes = round_up(num_panels() * panel_elements() * sizeof(Weight), 64);
     return reinterpret_cast<const float*>(reinterpret_cast<const char*>(panels) + bytes);
   }
   const int32_t* offsets() const {
-    return reinterpret_cast<const int32_t*>(scales() + num_panels() * kPanelWidth);
+    return reinterpret_cast<const int32_t*>(scales() + num_scales());
   }
   int64_t bytes() const {
     const int64_t elements = num_panels() * panel_elements() * static_cast<int64_t>(sizeof(Weight));
-    return Dot::kHasColumnScales ? round_up(elements, 64) + num_panels() * kPanelWidth * 8 : elements;
+    return Dot::kHasColumnScales ? round_up(elements, 64) + num_scales() * 8 : elements;
   }
 };
 

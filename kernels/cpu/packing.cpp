@@ -8,15 +8,32 @@ namespace ncompass {
 namespace {
 
 template <class X>
-void quantise(Context& context, int64_t num_rows, int64_t length, const X* x, int64_t stride,
-              int8_t* out, float* scales) {
+void quantise(Context& context, int64_t num_rows, int64_t length, int64_t group_length, const X* x,
+              int64_t stride, int8_t* out, float* scales) {
+  const int64_t num_scales = num_groups(length, group_length);
   for_each_row_group(context, num_rows, length, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      scales[row] = quantise_row(x + row * stride, length, [&](int64_t i, F32 value, int count) {
-        store(out + row * length + i, value, count);
-      });
+      quantise_row(x + row * stride, length, group_length, scales + row * num_scales,
+                   [&](int64_t i, F32 values, int count) {
+                     store(out + row * length + i, values, count);
+                   });
     }
   });
+}
+
+// The scales and the offsets of one output; `row` is null beyond the last.
+template <class Dot>
+void write_scales(const PackedWeight<Dot>& weight, int64_t output, const int8_t* row,
+                  const float* scales, float* column_scales, int32_t* offsets) {
+  const int64_t length = Dot::kGroupLength == 0 ? weight.in_features : Dot::kGroupLength;
+  for (int64_t group = 0; group < weight.num_groups(); ++group) {
+    const int64_t place = group * weight.num_panels() * kPanelWidth + output;
+    const int64_t end = std::min((group + 1) * length, weight.in_features);
+    int32_t sum = 0;
+    for (int64_t k = group * length; row != nullptr && k < end; ++k) sum += row[k];
+    column_scales[place] = row == nullptr ? 0.0f : scales[output * weight.num_groups() + group];
+    offsets[place] = -kInt8ZeroPoint * sum;
+  }
 }
 
 // Panels of a weight whose elements are Source: as they are, in the order of dot.h.
@@ -25,8 +42,8 @@ void pack(Context& context, const PackedWeight<Dot>& weight, const typename Dot:
           int64_t stride, const float* scales) {
   using Weight = typename Dot::Weight;
   constexpr int kDepth = Dot::kDepth;
-  auto* column_scales = const_cast<float*>(weight.scales());
-  auto* offsets = const_cast<int32_t*>(weight.offsets());
+  [[maybe_unused]] auto* column_scales = const_cast<float*>(weight.scales());
+  [[maybe_unused]] auto* offsets = const_cast<int32_t*>(weight.offsets());
   context.team.run([&](Worker& worker) {
     worker.take(weight.num_panels(), [&](int64_t panel, int64_t) {
       auto* out = const_cast<Weight*>(weight.panel(panel));
@@ -39,10 +56,7 @@ void pack(Context& context, const PackedWeight<Dot>& weight, const typename Dot:
           out[(k / kDepth * kPanelWidth + column) * kDepth + k % kDepth] = row[k];
         }
         if constexpr (Dot::kHasColumnScales) {
-          int32_t sum = 0;
-          for (int64_t k = 0; is_there && k < weight.in_features; ++k) sum += row[k];
-          column_scales[first + column] = is_there ? scales[first + column] : 0.0f;
-          offsets[first + column] = -kInt8ZeroPoint * sum;
+          write_scales(weight, first + column, row, scales, column_scales, offsets);
         }
       }
     });
@@ -54,13 +68,17 @@ void pack(Context& context, const PackedWeight<Dot>& weight, const typename Dot:
 
 using namespace ncompass;
 
-const char* ncompass_quantise(Context* context, int64_t num_rows, int64_t length, const void* x,
-                              int64_t stride, DType dtype, int8_t* out, float* scales) {
+int64_t ncompass_group_length(WeightForm form) {
+  return form == WeightForm::kInt8 ? Int8Dot::kGroupLength : 0;
+}
+
+const char* ncompass_quantise(Context* context, int64_t num_rows, int64_t length,
+                              int64_t group_length, const void* x, int64_t stride, DType dtype, int8_t* out, float* scales) {
   return guarded([&] {
-    require(num_rows >= 0 && length > 0, "quantise: empty rows");
+    require(num_rows >= 0 && length > 0 && group_length > 0, "quantise: empty rows or groups");
     const Session session(context->team);
     with_dtype(dtype, [&](auto element) {
-      quantise(*context, num_rows, length, static_cast<const decltype(element)*>(x), stride, out,
+      quantise(*context, num_rows, length, group_length, static_cast<const decltype(element)*>(x), stride, out,
                scales);
     });
   });

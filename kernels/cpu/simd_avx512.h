@@ -112,7 +112,9 @@ inline Pairs low_only(Pairs p) {
 // sum += low(a) * low(b) + high(a) * high(b), in the machine's own instruction.
 // Inline assembly, because gcc 12 spills the accumulators of the intrinsic's form.
 inline void add_dot(F32& sum, Pairs a, Pairs b) {
-  asm("vdpbf16ps %2, %1, %0" : "+v"(sum.lanes) : "v"(a.lanes), "v"(b.lanes));
+  __m512 lanes = sum.lanes;  // an operand inside an array would keep the array in memory
+  asm("vdpbf16ps %2, %1, %0" : "+v"(lanes) : "v"(a.lanes), "v"(b.lanes));
+  sum.lanes = lanes;
 }
 #endif
 
@@ -151,7 +153,9 @@ inline Int8Columns broadcast_activations(const uint8_t* p) {
 }
 // Inline assembly, because gcc 12 spills the accumulators of the intrinsic's form.
 inline void add_dot(I32& sum, Int8Columns a, Int8Columns b) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum.lanes) : "v"(a.lanes), "v"(b.lanes));
+  __m512i lanes = sum.lanes;  // an operand inside an array would keep the array in memory
+  asm("vpdpbusd %2, %1, %0" : "+v"(lanes) : "v"(a.lanes), "v"(b.lanes));
+  sum.lanes = lanes;
 }
 inline void store_activations(uint8_t* p, F32 x, int count) {
   const __m512i shifted =

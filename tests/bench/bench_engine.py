@@ -4,20 +4,21 @@ Serves the default model with the whole platform (API, broker, ledger, one worke
 of 1, 8, 32 and 64 requests, 256 tokens in and 64 out, no prompt sent twice. The limit of each row
 is the roofline of this machine measured in the same run: prompts one after the other at the best
 rate of any product here, then decode steps of the whole burst at the slower of arithmetic and
-memory bandwidth.
+memory bandwidth. Before that the steps of the engine alone, and what int8 loses in quality, each in
+a process of its own.
 """
 
 import argparse
 import asyncio
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from engine.benchmarks.roofline import Work, machine_limits
-from engine.loading import DTYPES
+from engine.benchmarks.roofline import Limits, Precision, Work, machine_limits
 from engine.settings import EngineSettings
-from kernels.benchmarks.limits import Limits
 from kernels.cpu import library
 from tests.bench.load import burst
 from tests.bench.platform import BenchPlatform, WorkerFacts, run_platform
@@ -25,6 +26,7 @@ from tests.bench.report import percentile, print_table, write_report
 
 INPUT_TOKENS, OUTPUT_TOKENS = 256, 64
 CONCURRENCIES = (1, 8, 32, 64)
+PRECISIONS: tuple[Precision, ...] = ("bf16", "int8")
 
 
 def request_body(model: str, generator: random.Random) -> dict[str, Any]:
@@ -83,60 +85,103 @@ def where_time_goes(platform: BenchPlatform, generator: random.Random) -> list[d
     ]
 
 
-def limits_here(facts: WorkerFacts) -> Limits:
+def limits_here(facts: WorkerFacts, precision: Precision) -> Limits:
     """This machine's rates now, by the loops of the kernels that the worker runs."""
     built = library.build(EngineSettings().kernel_cache)
     if built.path is not None:
         library.enable(built.path, facts.num_threads)
     try:
-        return machine_limits(DTYPES[facts.dtype])
+        return machine_limits(precision)
     finally:
         library.disable()  # its threads are the worker's rivals
 
 
-def figures_of(rows: list[dict[str, Any]], facts: WorkerFacts) -> dict[str, float]:
-    """The names of DESIGN §8."""
-    figures = {"worker_rss_over_model_mb": facts.resident_mb - facts.model_mb - facts.kv_mb}
+def module_figures(module: str, *arguments: str) -> dict[str, float]:
+    """Run a benchmark that prints its figures as JSON in its last line."""
+    ran = subprocess.run(
+        [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, check=True
+    )
+    print(ran.stdout)
+    figures: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
+    return figures
+
+
+def served(
+    precision: Precision, num_rounds: int
+) -> tuple[list[dict[str, Any]], dict[str, float], Path]:
+    """Rows, figures and the model's directory of one platform in one precision."""
+    rows: list[dict[str, Any]] = []
+    settings = {
+        "NCOMPASS_ENGINE_DTYPE": "fp32" if precision == "fp32" else "bf16",
+        "NCOMPASS_ENGINE_QUANTIZATION": "int8" if precision == "int8" else "none",
+    }
+    with run_platform(settings) as platform:
+        facts = platform.worker_facts()
+        limits = limits_here(facts, precision)
+        directory = platform.model_directory.resolve()  # the link goes with the platform
+        work = Work.of(directory, precision)
+        generator = random.Random(0)  # one for all, so that no prompt is in the prefix cache
+        for concurrency in CONCURRENCIES:
+            rounds = [
+                asyncio.run(measure(platform.ready, concurrency, work, limits, generator))
+                for _ in range(num_rounds + 1)
+            ][1:]  # the first round warms caches and allocators
+            rows.append(sorted(rounds, key=lambda row: row["tokens/s"])[len(rounds) // 2])
+        facts = platform.worker_facts()
+        profile = where_time_goes(platform, generator)
+    print_table(
+        f"SmolLM2-135M (Q4_1-rounded weights), {precision}, {facts.num_threads} CPU threads, "
+        f"{INPUT_TOKENS} tokens in, {OUTPUT_TOKENS} out, over HTTP",
+        rows,
+        f"limits of this run: {limits.products_per_s / 1e9:,.0f} GOP/s in {precision} products, "
+        f"{limits.bytes_per_s / 1e9:,.1f} GB/s memory reads; the load generator shares the cores",
+    )
+    print_table("Where the CPU time of a burst of 64 goes", profile)
+    figures = figures_of(rows, facts, precision)
+    return (
+        [row | {"precision": precision} for row in rows + profile],
+        figures,
+        directory,
+    )
+
+
+def figures_of(
+    rows: list[dict[str, Any]], facts: WorkerFacts, precision: Precision
+) -> dict[str, float]:
+    """The names of DESIGN §8; those that name no precision are of bf16."""
+    figures = {
+        f"burst64_rps_{precision}": rows[-1]["requests/s"],
+        f"burst64_fraction_{precision}": rows[-1]["of limit"],
+    }
+    if precision == "int8":
+        return figures
+    figures["worker_rss_over_model_mb"] = facts.resident_mb - facts.model_mb - facts.kv_mb
     for row in rows:
         concurrency = row["requests"]
         figures[f"ttft_ms_p50_c{concurrency}"] = row["TTFT p50 ms"]
         figures[f"tokens_per_s_c{concurrency}"] = row["tokens/s"]
-    figures["tpot_ms_p50_c1"] = rows[0]["TPOT p50 ms"]
-    figures[f"burst64_rps_{facts.dtype}"] = rows[-1]["requests/s"]
-    figures[f"burst64_fraction_{facts.dtype}"] = rows[-1]["of limit"]
-    return figures
+    return figures | {"tpot_ms_p50_c1": rows[0]["TPOT p50 ms"]}
 
 
 def main() -> None:
     """Run every concurrency `--rounds` times and keep the median round by tokens/s."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     parser.add_argument("--output", type=Path, default=Path("var/bench/engine.json"))
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    with run_platform() as platform:
-        facts = platform.worker_facts()
-        limits = limits_here(facts)
-        work = Work.of(platform.model_directory, DTYPES[facts.dtype].itemsize)
-        generator = random.Random(0)  # one for all, so that no prompt is in the prefix cache
-        for concurrency in CONCURRENCIES:
-            rounds = [
-                asyncio.run(measure(platform.ready, concurrency, work, limits, generator))
-                for _ in range(arguments.rounds + 1)
-            ][1:]  # the first round warms caches and allocators
-            rows.append(sorted(rounds, key=lambda row: row["tokens/s"])[len(rounds) // 2])
-        facts = platform.worker_facts()
-        profile = where_time_goes(platform, generator)
-    print_table(
-        f"SmolLM2-135M (Q4_1-rounded weights), {facts.dtype}, {facts.num_threads} CPU threads, "
-        f"{INPUT_TOKENS} tokens in, {OUTPUT_TOKENS} out, over HTTP",
-        rows,
-        f"limits of this run: {limits.operations_per_s / 1e9:,.0f} GFLOP/s in {facts.dtype} products, "
-        f"{limits.bytes_per_s / 1e9:,.1f} GB/s memory reads; the load generator shares the cores",
-    )
-    print_table("Where the CPU time of a burst of 64 goes", profile)
-    figures = figures_of(rows, facts)
-    write_report(arguments.output, figures, rows + profile)
+    figures: dict[str, float] = {}
+    for precision in arguments.precisions:
+        found, of_precision, path = served(precision, arguments.rounds)
+        rows += found
+        figures |= of_precision
+        figures |= module_figures(
+            "engine.benchmarks.steps", "--path", str(path), "--precision", precision
+        )
+    if "int8" in arguments.precisions:
+        figures |= module_figures("engine.benchmarks.quality", "--path", str(path))
+    write_report(arguments.output, figures, rows)
     print(json.dumps(figures))
 
 

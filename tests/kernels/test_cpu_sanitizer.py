@@ -11,7 +11,7 @@ import pytest
 from kernels.cpu.build import NATIVE, SANITIZED, build
 from tests.kernels.cpu_builds import CACHE
 
-TESTS = ["attention", "linear", "elementwise", "invariance", "sampling"]
+TESTS = ["attention", "linear", "int8", "elementwise", "invariance", "sampling"]
 # Page boundaries, odd sizes and refusals; the many shapes of the plain run add nothing here.
 SKIPPED = "not any_batch and not batch and not draws_follow and not avx2"
 
