@@ -10,7 +10,7 @@ TEST_FLAGS ?=
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels format test-models bench-engine bench-vllm bench-llamacpp migrate clean environment test-environment
+.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels format test-models bench-engine bench-vllm bench-llamacpp bench-ledger mutants migrate clean environment test-environment
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -58,6 +58,12 @@ bench-vllm: test-environment ## Ours and vLLM side by side over HTTP (hours; it 
 
 bench-llamacpp: test-environment ## The same with llama.cpp, built for this CPU
 	$(BIN)/python -m tests.bench.bench_llamacpp $(FLAGS)
+
+bench-ledger: test-environment ## Holds a second on both databases; writes var/bench/ledger.json
+	$(BIN)/python -m tests.bench.bench_ledger $(FLAGS)
+
+mutants: test-environment ## Plant mistakes about money, each of which a test must notice (minutes)
+	$(BIN)/python -m tests.billing.kill_mutants $(FLAGS)
 
 migrate: environment ## Bring the database up to date
 	@$(BIN)/ncompass migrate

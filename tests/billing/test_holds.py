@@ -11,7 +11,7 @@ from accounts.errors import InvalidKey, KeyRevoked
 from billing import ledger
 from billing.errors import HoldExceeded, HoldFenced, InsufficientCredit
 from billing.gateways import GatewayLease
-from billing.holds import HoldWriter
+from billing.holds import HoldWriter, SettleHold
 from billing.models import UsageRecord
 from billing.money import NANO_PER_DOLLAR
 from billing.reconcile import reconcile
@@ -149,6 +149,7 @@ async def test_an_extension_is_a_target_and_not_an_increment(
     hold = await writer.admit(books.admit())
     for _ in range(3):
         extended = await writer.extend(hold.request_id, hold.epoch, 25)
+        assert extended.authorized_output_tokens == 25
     assert extended.amount_nano_usd == 100 * 2_000 + 25 * 6_000
     assert (await balance_of(books)).held == extended.amount_nano_usd
     with pytest.raises(InsufficientCredit):
@@ -209,3 +210,18 @@ async def test_the_database_refuses_to_rewrite_the_books(books: Books, writer: H
             async with books.sessions() as session:
                 with pytest.raises(DBAPIError, match="append-only"):
                     await session.execute(text(statement))
+
+
+async def test_whoever_has_lost_a_hold_can_do_nothing_with_it(
+    books: Books, writer: HoldWriter
+) -> None:
+    """Another epoch is fenced while the hold is open, not only once it is closed."""
+    hold = await writer.admit(books.admit())
+    lost = hold.epoch + 1
+    with pytest.raises(HoldFenced):
+        await writer.extend(hold.request_id, lost, 20)
+    with pytest.raises(HoldFenced):
+        await writer.settle(SettleHold(hold.request_id, lost, 100, 0, 10, "completed"))
+    with pytest.raises(HoldFenced):
+        await writer.void(hold.request_id, lost, "aborted")
+    assert (await writer.settle(settle_of(hold))).charge_nano_usd == COST
