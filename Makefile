@@ -10,7 +10,7 @@ TEST_FLAGS ?=
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels format test-models bench-engine bench-vllm bench-llamacpp bench-ledger mutants migrate clean environment test-environment
+.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels format test-models bench-engine bench-vllm bench-llamacpp bench-ledger mutants chaos migrate clean environment test-environment
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ bench-ledger: test-environment ## Holds a second on both databases; writes var/b
 
 mutants: test-environment ## Plant mistakes about money, each of which a test must notice (minutes)
 	$(BIN)/python -m tests.billing.kill_mutants $(FLAGS)
+
+chaos: test-environment ## kill -9 of everything in turn while streams run, on both databases; the last line counts what was lost
+	$(BIN)/python -m tests.chaos.run
 
 migrate: environment ## Bring the database up to date
 	@$(BIN)/ncompass migrate

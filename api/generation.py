@@ -5,7 +5,6 @@ process may be told to stop: the books are closed in any case, and before the ca
 """
 
 import asyncio
-import time
 
 import structlog
 
@@ -13,13 +12,13 @@ from api.choices import Choice, Piece
 from api.dependencies import Services
 from api.errors import GenerationFailed, SettlementDelayed, StructureRefused, locations
 from api.errors import answer as answer_to
+from api.frames import Frames
 from api.placement import Order, Placement, place
+from api.stopwatch import Stopwatch
 from api.streaming import Answer, ClientGone
-from api.summary import Summary, Timings
+from api.summary import Summary
 from billing.hold_operations import Outcome, SettleHold, Settlement, UsageFacts
 from common.errors import PlatformError
-from engine.broker.positions import QueuePosition
-from engine.errors import ModelUnavailable, RequestLost
 from engine.messages import TokenFrame
 
 log = structlog.get_logger()
@@ -41,10 +40,7 @@ class Generation:
         self._placement: Placement | None = None
         self._abort_outcome: Outcome | None = None
         self._interruptible: asyncio.Task[None] | None = None
-        self._num_cached_tokens = 0
-        self._first_frame_at_s: float | None = None
-        self._last_frame_at_s = 0.0
-        self._timing: Timings | None = None
+        self._stopwatch = Stopwatch(order.arrived_at_s)
         self._ended_by_worker: set[int] = set()
 
     def abort(self, outcome: Outcome) -> None:
@@ -113,81 +109,24 @@ class Generation:
 
     async def _follow(self, placement: Placement, answer: Answer) -> None:
         """Turn frames into text until every choice has ended."""
-        frame = await self._first_frame(placement, answer)
-        while frame.is_accepted:
-            answer.accept()
-            frame = await self._first_frame(placement, answer)
-        piece = self._accept(frame)
-        answer.begin(self._num_cached_tokens)
-        while True:
+        frames = Frames(self._services, placement)
+        while not all(choice.finish_reason is not None for choice in self._choices):
+            frame = await frames.next(answer)
+            if frame.is_accepted:
+                answer.accept()
+                continue
+            is_first = not self._stopwatch.has_begun
+            piece = self._accept(frame)
+            if is_first:
+                answer.begin(self._num_cached_tokens)
             if piece is not None:
                 await answer.add(piece)
-            if all(choice.finish_reason is not None for choice in self._choices):
-                return
-            piece = self._accept(await self._next_frame(placement))
-
-    async def _first_frame(self, placement: Placement, answer: Answer) -> TokenFrame:
-        """Wait for our turn, and tell the caller about the wait.
-
-        Raises ModelUnavailable when the model has had no live worker for too long.
-        """
-        settings = self._services.settings
-        waiting = asyncio.ensure_future(anext(placement.stream))
-        seen_alive_at_s = time.monotonic()
-        try:
-            while True:
-                await asyncio.wait({waiting}, timeout=settings.queue_report_interval_s)
-                if waiting.done():
-                    return waiting.result()
-                place_in_queue = await self._place_in_queue(placement)
-                if place_in_queue is not None:
-                    seen_alive_at_s = time.monotonic()
-                    await answer.report_queue(place_in_queue)
-                elif time.monotonic() - seen_alive_at_s > settings.model_wait_s:
-                    raise ModelUnavailable(
-                        f"No server runs the model '{placement.request.model}' at the moment. "
-                        "Nothing was charged; please try again in a moment.",
-                        model=placement.request.model,
-                    )
-        except StopAsyncIteration:
-            raise _ended_early(placement) from None
-        finally:
-            waiting.cancel()
-
-    async def _place_in_queue(self, placement: Placement) -> QueuePosition | None:
-        """Where the request stands; None when no worker lives, or the queue does not answer."""
-        broker = self._services.broker
-        try:
-            if not await broker.heartbeats(placement.request.model):
-                return None
-            return await broker.position(placement.request)
-        except ModelUnavailable:
-            return None
-
-    async def _next_frame(self, placement: Placement) -> TokenFrame:
-        try:
-            async with asyncio.timeout(self._services.settings.silence_timeout_s):
-                return await anext(placement.stream)
-        except (TimeoutError, StopAsyncIteration):
-            raise _ended_early(placement) from None
 
     def _accept(self, frame: TokenFrame) -> Piece | None:
         """Note what the frame tells and pass its tokens on. Raises GenerationFailed."""
         if frame.is_refused:
             raise StructureRefused(str(frame.error))
-        now_s = time.monotonic()
-        if self._first_frame_at_s is None:
-            self._first_frame_at_s = now_s
-            self._num_cached_tokens = min(
-                frame.num_cached_tokens, len(self._order.prompt_token_ids)
-            )
-        self._last_frame_at_s = now_s
-        if frame.timing is not None:
-            self._timing = Timings(
-                queued_us=frame.timing.queued_us,
-                prefill_us=frame.timing.prefill_us,
-                decode_us=frame.timing.decode_us,
-            )
+        self._stopwatch.note(frame)
         if frame.error is not None or frame.finish_reason in ("error", "abort"):
             log.error(
                 "generation_failed",
@@ -213,7 +152,7 @@ class Generation:
         self._services.metrics.observe_generation(
             model=self._order.listing.model.name,
             outcome=outcome,
-            timings=self._timings(),
+            timings=self._stopwatch.timings(),
             prompt_tokens=len(self._order.prompt_token_ids),
             output_tokens=self._num_output_tokens,
         )
@@ -230,7 +169,7 @@ class Generation:
         """Charge for what was accepted; nothing for our faults, or for an abort before prefill."""
         writer, running = self._services.hold_writer, self._services.running
         hold, facts = placement.hold, self._facts()
-        is_free = outcome == PLATFORM_FAULT or self._first_frame_at_s is None
+        is_free = outcome == PLATFORM_FAULT or not self._stopwatch.has_begun
         if is_free:
             return running.start(writer.void(hold.request_id, hold.epoch, outcome, facts))
         return running.start(
@@ -253,30 +192,24 @@ class Generation:
     def _num_output_tokens(self) -> int:
         return sum(choice.num_tokens for choice in self._choices)
 
-    def _timings(self) -> Timings:
-        """The worker's durations, and the time to first token as this process saw it."""
-        if self._first_frame_at_s is None:
-            return Timings()
-        ttft_s = self._first_frame_at_s - self._order.arrived_at_s
-        told = self._timing or Timings()
-        seen_decode_us = int((self._last_frame_at_s - self._first_frame_at_s) * 1e6)
-        return Timings(
-            ttft_us=int(ttft_s * 1e6),
-            queued_us=told.queued_us,
-            prefill_us=told.prefill_us,
-            decode_us=told.decode_us if self._timing else seen_decode_us,
-        )
+    @property
+    def _num_cached_tokens(self) -> int:
+        return min(self._stopwatch.num_cached_tokens, len(self._order.prompt_token_ids))
 
     def _facts(self) -> UsageFacts:
-        timings = self._timings()
+        timings = self._stopwatch.timings()
+        stream = self._placement.stream if self._placement else None
         reasons = {choice.finish_reason for choice in self._choices} - {None}
         return UsageFacts(
-            worker=None,
-            attempts=self._placement.stream.request.attempt if self._placement else 0,
+            worker=stream.worker if stream else None,
+            attempts=stream.request.attempt if stream else 0,
             ttft_us=timings.ttft_us,
             queued_us=timings.queued_us,
             prefill_us=timings.prefill_us,
             decode_us=timings.decode_us,
+            behind_own_us=timings.behind_own_us,
+            behind_others_us=timings.behind_others_us,
+            tenants_active=timings.tenants_active,
             finish_reason=",".join(sorted(str(reason) for reason in reasons)) or None,
             streamed=self._order.is_streamed,
         )
@@ -291,7 +224,7 @@ class Generation:
             num_choices=self._order.num_choices,
             charge_nano_usd=settlement.charge_nano_usd,
             available_nano_usd=settlement.available_nano_usd,
-            timings=self._timings(),
+            timings=self._stopwatch.timings(),
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
 
@@ -307,14 +240,6 @@ class Generation:
             await answer.fail(answer_to(error))
         except ClientGone:
             log.info("client_gone", request_id=self._order.request_id)
-
-
-def _ended_early(placement: Placement) -> RequestLost:
-    return RequestLost(
-        "The model server was lost before the answer was complete. Nothing was charged; "
-        "please try again.",
-        request_id=placement.request.request_id,
-    )
 
 
 async def _withdraw(placement: Placement) -> None:

@@ -17,6 +17,12 @@ class Timings:
     queued_us: int | None = None
     prefill_us: int | None = None
     decode_us: int | None = None
+    behind_own_us: int | None = None
+    """Of `queued_us`: what the machine spent on other requests of the same organization."""
+    behind_others_us: int | None = None
+    """Of `queued_us`: what the machine spent on other organizations."""
+    tenants_active: int | None = None
+    """Organizations that were served meanwhile, the own included."""
 
     def as_json(self, output_tokens: int, num_choices: int = 1) -> dict[str, Any]:
         """The `timing` object; the decode rate is of one choice, after its first token."""
@@ -26,6 +32,9 @@ class Timings:
             rate = round(decoded / (self.decode_us / 1e6), 3)
         return {
             "queued_ms": milliseconds(self.queued_us),
+            "queued_behind_own_ms": milliseconds(self.behind_own_us),
+            "queued_behind_others_ms": milliseconds(self.behind_others_us),
+            "tenants_active": self.tenants_active,
             "prefill_ms": milliseconds(self.prefill_us),
             "ttft_ms": milliseconds(self.ttft_us),
             "decode_tokens_per_s": rate,

@@ -279,6 +279,9 @@ def _usage_row(ended: ClosedHold, now_us: int) -> dict[str, Any]:
         "queued_us": facts.queued_us,
         "prefill_us": facts.prefill_us,
         "decode_us": facts.decode_us,
+        "behind_own_us": facts.behind_own_us,
+        "behind_others_us": facts.behind_others_us,
+        "tenants_active": facts.tenants_active,
         "created_at": now_us,
     }
 

@@ -23,6 +23,10 @@ class UsageFacts:
     queued_us: int | None = None
     prefill_us: int | None = None
     decode_us: int | None = None
+    behind_own_us: int | None = None
+    """The part of `queued_us` in which the machine served the same organization."""
+    behind_others_us: int | None = None
+    tenants_active: int | None = None
     finish_reason: str | None = None
     streamed: bool = False
 

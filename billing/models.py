@@ -214,6 +214,9 @@ class UsageRecord(Base):
     queued_us: Mapped[Int64 | None]
     prefill_us: Mapped[Int64 | None]
     decode_us: Mapped[Int64 | None]
+    behind_own_us: Mapped[Int64 | None]
+    behind_others_us: Mapped[Int64 | None]
+    tenants_active: Mapped[int | None]
     created_at: Mapped[Int64]
 
     @property

@@ -33,6 +33,7 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
 from engine.step_meter import NO_STEPS, StepMeter, StepTotals
+from engine.waits import WaitLedger
 
 if TYPE_CHECKING:  # only workers load the grammar engine
     from engine.structured import Grammar
@@ -90,6 +91,7 @@ class Engine:
         *,
         cost_model: CostModel | None = None,
         policy: PlanFunction = plan,
+        waits: WaitLedger | None = None,
         now_us: Callable[[], int] = lambda: time.perf_counter_ns() // 1_000,
         utc_now_us: Clock = utc_now_us,
     ) -> None:
@@ -103,6 +105,7 @@ class Engine:
         self._settings = settings if spec.shares_blocks else without_hits
         self._num_blocks = num_blocks
         self._policy = policy
+        self._waits = waits or WaitLedger()
         self._now_us = now_us
         self._utc_now_us = utc_now_us
         self._scheduler = self._create_scheduler()
@@ -231,7 +234,9 @@ class Engine:
             self._num_prefill_tokens += batch.num_prefill_tokens
             seconds = (now_us - batch.scheduled_us) / 1e6
             self._meter.observe(batch, seconds)
-            self._output.charges = charge_step(self._scheduler, batch, self.cost_model, seconds)
+            charges = charge_step(self._scheduler, batch, self.cost_model, seconds)
+            self._waits.note(charges, batch.scheduled_us, now_us)
+            self._output.charges = charges
         self._end_failed(batch, sampled)
         rows = np.flatnonzero(sampled.token_ids >= 0)
         tokens = sampled.token_ids[rows]
@@ -333,8 +338,15 @@ class Engine:
         if started_us is None:
             return Timing(queued_us=sequence.queued_us + now_us - sequence.added_us)
         first_us = sequence.first_token_us
+        arrived_us = sequence.added_us - sequence.queued_us
+        if sequence.waited is None:
+            tenant = sequence.request.tenant
+            sequence.waited = self._waits.behind(tenant, arrived_us, started_us)
         return Timing(
-            queued_us=sequence.queued_us + started_us - sequence.added_us,
+            queued_us=started_us - arrived_us,
+            behind_own_us=sequence.waited.behind_own_us,
+            behind_others_us=sequence.waited.behind_others_us,
+            num_tenants=sequence.waited.num_tenants,
             prefill_us=(first_us or now_us) - started_us,
             decode_us=0 if first_us is None else now_us - first_us,
         )

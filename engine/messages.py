@@ -112,6 +112,12 @@ class Timing(msgspec.Struct, frozen=True):
 
     queued_us: int = 0
     """From arrival at the API node until a worker took it and its prefill started."""
+    behind_own_us: int = 0
+    """The part of it that the worker spent on other requests of the same tenant."""
+    behind_others_us: int = 0
+    """The part of it that the worker spent on requests of other tenants."""
+    num_tenants: int = 0
+    """Tenants that the worker served meanwhile, the own included."""
     prefill_us: int = 0
     """From the start of prefill to the first token."""
     decode_us: int = 0

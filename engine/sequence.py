@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from engine.messages import GenerateRequest
 from engine.prefix_cache import extend_hash, root_hash
+from engine.waits import Waited
 
 if TYPE_CHECKING:  # the grammar engine takes seconds to import; only workers need it
     from engine.structured import StructureState
@@ -54,6 +55,8 @@ class Sequence:
     prefill_started_us: int | None = None
     first_token_us: int | None = None
     queued_us: int = 0
+    waited: Waited | None = None
+    """How the machine spent that time; known once it is over."""
 
     @classmethod
     def all_of(

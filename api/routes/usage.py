@@ -62,7 +62,15 @@ def daily_usage(day: DailyUsage) -> DailyUsageObject:
 
 def generation_object(record: UsageRecord) -> GenerationObject:
     """A closed request in the words of the API."""
-    timings = Timings(record.ttft_us, record.queued_us, record.prefill_us, record.decode_us)
+    timings = Timings(
+        ttft_us=record.ttft_us,
+        queued_us=record.queued_us,
+        prefill_us=record.prefill_us,
+        decode_us=record.decode_us,
+        behind_own_us=record.behind_own_us,
+        behind_others_us=record.behind_others_us,
+        tenants_active=record.tenants_active,
+    )
     return GenerationObject(
         id=record.request_id,
         model=record.model,

@@ -96,6 +96,9 @@ class TimingObject(ResponseBody):
     """Where the time of a request went."""
 
     queued_ms: float | None
+    queued_behind_own_ms: float | None
+    queued_behind_others_ms: float | None
+    tenants_active: int | None
     prefill_ms: float | None
     ttft_ms: float | None
     decode_tokens_per_s: float | None

@@ -146,7 +146,7 @@ class RequestStream(AsyncIterator[TokenFrame]):
 
     def _accept(self, frame: TokenFrame, worker: str) -> None:
         self.worker = worker or self.worker
-        self.is_running = True
+        self.is_running = self.is_running or not frame.is_accepted
         self._frames.append(frame)
         self._wake()
 

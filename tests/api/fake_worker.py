@@ -31,6 +31,14 @@ from engine.messages import (
 TICK_S = 0.004
 HEARTBEAT_S = 0.2
 EOS = 2
+TIMING = Timing(
+    queued_us=1_000,
+    behind_own_us=300,
+    behind_others_us=500,
+    num_tenants=2,
+    prefill_us=2_000,
+    decode_us=30_000,
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,8 @@ class Script:
     tokens_per_frame: int = 1
     refusal: str = ""
     """Why the structure of the request cannot be compiled."""
+    lost_token: int | None = None
+    """The frame of this token never arrives, as from a Redis that was wiped in between."""
 
 
 @dataclass
@@ -141,8 +151,11 @@ class FakeWorker:
         self.requests.append(request)
         script = self.script_of(request)
         due_s = time.monotonic() + script.first_delay_s
+        emitted = request.emitted_token_ids or ((),) * request.num_choices
         self._sequences[request.request_id] = [
-            _Sequence(request, choice, script, due_s) for choice in range(request.num_choices)
+            _Sequence(request, choice, script, due_s, num_emitted=len(emitted[choice]))
+            for choice in range(request.num_choices)
+            if choice not in request.ended_choices
         ]
 
     def _cancel(self, broker: WorkerBroker, message: Cancel) -> None:
@@ -157,7 +170,8 @@ class FakeWorker:
             for sequence in sequences:
                 if not sequence.is_ended and now_s >= sequence.due_s:
                     frame = self._frame(sequence)
-                    if frame is not None:
+                    lost = sequence.script.lost_token
+                    if frame is not None and frame.first_index != lost:
                         frames.setdefault(sequence.request.node, []).append(frame)
             if all(sequence.is_ended for sequence in sequences):
                 del self._sequences[request_id]
@@ -198,7 +212,7 @@ class FakeWorker:
             stop_token_id=stop_token_id,
             error=error,
             num_cached_tokens=script.num_cached_tokens if start == 0 else 0,
-            timing=Timing(queued_us=1_000, prefill_us=2_000, decode_us=30_000) if reason else None,
+            timing=TIMING if reason or start == 0 else None,
         )
 
     @staticmethod

@@ -55,6 +55,9 @@ async def test_a_whole_answer_has_openai_s_shape(platform: Platform) -> None:
     assert usage["total_tokens"] == usage["prompt_tokens"] + num_output
     assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
     assert content["timing"]["queued_ms"] == 1.0
+    assert content["timing"]["queued_behind_own_ms"] == 0.3
+    assert content["timing"]["queued_behind_others_ms"] == 0.5
+    assert content["timing"]["tenants_active"] == 2
     assert content["timing"]["prefill_ms"] == 2.0
     assert content["timing"]["ttft_ms"] > 0
     assert content["timing"]["decode_tokens_per_s"] == pytest.approx((num_output - 1) / 0.03, 1e-3)

@@ -153,7 +153,9 @@ async def test_a_client_that_stops_reading_is_cut_and_pays_what_was_sent(
         writer.close()
 
 
-async def test_a_worker_that_dies_costs_nothing(platform: Platform, base_url: str) -> None:
+async def test_a_worker_that_dies_with_no_other_left_costs_nothing(
+    platform: Platform, base_url: str
+) -> None:
     before = await platform.balance()
     platform.say(STORY, delay_s=0.01)
     events = []
@@ -172,7 +174,7 @@ async def test_a_worker_that_dies_costs_nothing(platform: Platform, base_url: st
             if len(events) == 5:
                 platform.worker.is_dead = True
     assert events[-1] == "[DONE]"
-    assert json.loads(events[-2])["error"]["code"] == "request_lost"
+    assert json.loads(events[-2])["error"]["code"] == "model_unavailable"
     assert await platform.settled() == before
     assert (await outcomes(platform))[0][0] == "platform_fault"
 

@@ -1,0 +1,75 @@
+"""The frames of one placed request: the wait for each of them, and what the caller hears meanwhile.
+
+A request waits in the queue before its first token, and again when its server was lost and another
+one has to take it over. Both waits are told alike.
+"""
+
+import asyncio
+import time
+
+from api.dependencies import Services
+from api.placement import Placement
+from api.streaming import Answer
+from engine.broker.positions import QueuePosition
+from engine.errors import ModelUnavailable, RequestLost
+from engine.messages import TokenFrame
+
+
+class Frames:
+    """Frames of one request, one at a time."""
+
+    def __init__(self, services: Services, placement: Placement) -> None:
+        self._settings = services.settings
+        self._broker = services.broker
+        self._placement = placement
+
+    async def next(self, answer: Answer) -> TokenFrame:
+        """The next frame; until it comes, `answer` hears where the request stands in the queue.
+
+        Raises ModelUnavailable when the model has had no live worker for too long, RequestLost when
+        the request was given up or its worker says nothing for too long.
+        """
+        silent_since_s = alive_at_s = time.monotonic()
+        stream = self._placement.stream
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.queue_report_interval_s):
+                    return await anext(stream)
+            except TimeoutError:
+                now_s = time.monotonic()
+            except StopAsyncIteration:
+                raise self._lost() from None
+            if stream.is_running:
+                alive_at_s = now_s
+                if now_s - silent_since_s > self._settings.silence_timeout_s:
+                    raise self._lost()
+            elif (place := await self._place_in_queue()) is not None:
+                alive_at_s = time.monotonic()
+                await answer.report_queue(place)
+            elif now_s - alive_at_s > self._settings.model_wait_s and not stream.is_running:
+                raise self._unavailable()
+
+    async def _place_in_queue(self) -> QueuePosition | None:
+        """Where the request stands; None when no worker lives, or the queue does not answer."""
+        request = self._placement.request
+        try:
+            if not await self._broker.heartbeats(request.model):
+                return None
+            return await self._broker.position(request)
+        except ModelUnavailable:
+            return None
+
+    def _unavailable(self) -> ModelUnavailable:
+        model = self._placement.request.model
+        return ModelUnavailable(
+            f"No server runs the model '{model}' at the moment. "
+            "Nothing was charged; please try again in a moment.",
+            model=model,
+        )
+
+    def _lost(self) -> RequestLost:
+        return RequestLost(
+            "The model server was lost before the answer was complete. Nothing was charged; "
+            "please try again.",
+            request_id=self._placement.request.request_id,
+        )
