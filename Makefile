@@ -10,7 +10,7 @@ TEST_FLAGS ?=
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels format test-models bench-engine bench-vllm bench-llamacpp bench-ledger mutants chaos migrate clean environment test-environment
+.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels format test-models bench-engine bench-scheduler bench-vllm bench-llamacpp bench-ledger mutants chaos migrate clean environment test-environment
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ mutants: test-environment ## Plant mistakes about money, each of which a test mu
 
 chaos: test-environment ## kill -9 of everything in turn while streams run, on both databases; the last line counts what was lost
 	$(BIN)/python -m tests.chaos.run
+
+bench-scheduler: test-environment ## Planning, queue, fairness and policies, simulated and live; writes var/bench/scheduler.json
+	$(BIN)/python -m tests.bench.bench_scheduler $(FLAGS)
 
 migrate: environment ## Bring the database up to date
 	@$(BIN)/ncompass migrate

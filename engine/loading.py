@@ -16,6 +16,7 @@ from engine.models.choice import load_model
 from engine.models.model import ModelSpec
 from engine.models.report import LoadReport
 from engine.models.text_files import has_chat_template, refuse_without_tokenizer
+from engine.planner import PlanFunction, plan
 from engine.settings import EngineSettings
 from kernels.cpu import library
 
@@ -34,7 +35,9 @@ class LoadedEngine:
     dtype: str
 
 
-def load_engine(directory: Path, settings: EngineSettings) -> LoadedEngine:
+def load_engine(
+    directory: Path, settings: EngineSettings, *, policy: PlanFunction = plan
+) -> LoadedEngine:
     """Load the weights, size the KV cache, calibrate. Raises ModelRefused with the reason."""
     refuse_without_tokenizer(directory)
     device = _device(settings)
@@ -65,7 +68,7 @@ def load_engine(directory: Path, settings: EngineSettings) -> LoadedEngine:
         ),
         lambda: fit_cost_model(model, runner.kv_cache, num_blocks),
     )
-    engine = Engine(runner, settings, num_blocks, cost_model=cost_model)
+    engine = Engine(runner, settings, num_blocks, cost_model=cost_model, policy=policy)
     report = replace(report, has_chat_template=has_chat_template(directory))
     return LoadedEngine(engine, report, "bf16" if dtype == torch.bfloat16 else "fp32")
 
