@@ -22,8 +22,9 @@ from api.parts import parts_of
 from api.placement import Order
 from api.schemas.sampling import SamplingBody, stop_strings
 from api.streaming import Answer, StreamedAnswer, WholeAnswer
-from api.tokenizers import LoadedTokenizer
+from api.tokenizers import LoadedTokenizer, too_long
 from billing.hold_operations import Outcome
+from engine.errors import ModelUnavailable
 from engine.messages import Structure
 
 
@@ -52,6 +53,10 @@ class Arrival:
         return cls(services.clock(), time.monotonic(), principal)
 
 
+KV_SPARE_TOKENS = 64
+"""One block of a worker's KV cache: the copy that a second choice of a prompt needs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Intake:
     """A body that has been read, with the model that it asks for."""
@@ -61,6 +66,8 @@ class Intake:
     body: SamplingBody
     listing: Listing
     loaded: LoadedTokenizer
+    context_length: int
+    """Longest prompt plus output that the model, and a worker's memory, can take."""
 
     async def chat_order(
         self, request_id: str, conversation: Conversation, limits: Limits
@@ -83,15 +90,18 @@ class Intake:
         reading: Reading = PLAIN,
         structure: Structure | None = None,
     ) -> Order:
-        """The order for a prompt of ids. Raises InvalidRequest for ids that the model has not.
+        """The order for a prompt of ids.
 
-        An output limit beyond what the context leaves is clamped to that; without one, the answer
-        may run to the end of the context.
+        Raises InvalidRequest for ids that the model has not, PromptTooLong for a prompt that no
+        worker's memory takes. An output limit beyond what the context leaves is clamped to that;
+        without one, the answer may run to the end of the context.
         """
         if structure is not None:
             self._require_an_end()
         tokenizer = self.loaded.tokenizer
-        room = self.listing.model.context_length - len(prompt_token_ids)
+        room = self.context_length - len(prompt_token_ids)
+        if room < 1:
+            raise too_long(self.context_length, len(prompt_token_ids))
         return Order(
             request_id=request_id,
             principal=self.arrival.principal,
@@ -125,7 +135,22 @@ class Intake:
 async def take_in(services: Services, arrival: Arrival, body: SamplingBody) -> Intake:
     """Find the model that `body` asks for. Raises ModelNotFound."""
     listing = await services.catalogue.find(body.model)
-    return Intake(services, arrival, body, listing, await services.tokenizers.get(listing.model))
+    loaded = await services.tokenizers.get(listing.model)
+    return Intake(
+        services, arrival, body, listing, loaded, await _context_length(services, listing)
+    )
+
+
+async def _context_length(services: Services, listing: Listing) -> int:
+    """The model's, or what the KV cache of its largest worker has room for, if that is less."""
+    try:
+        heartbeats = await services.broker.heartbeats(listing.model.name)
+    except ModelUnavailable:
+        heartbeats = []  # said again, and to the caller, when the request is to be queued
+    capacity = max((beat.total_kv_tokens for beat in heartbeats), default=0)
+    if capacity == 0:
+        return listing.model.context_length
+    return min(listing.model.context_length, capacity - KV_SPARE_TOKENS)
 
 
 async def read(request: Request, schema: type[Body], services: Services) -> Body:

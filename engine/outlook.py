@@ -92,7 +92,9 @@ class Outlook:
             num_evictable = self._num_evictable(sequence) if num_held else 0
             num_computed = num_held * size
             key = sequence.key
-        expected = self.blocks.blocks_for(sequence.num_tokens + self._growth_tokens(sequence))
+        num_left = sequence.request.authorized_tokens - sequence.num_generated
+        growth = self._growth_tokens(sequence, num_left)
+        expected = -(-(sequence.num_tokens + growth) // size)
         num_shared = sequence.num_tokens // size
         total = num_shared + sequence.num_choices * (expected - num_shared)
         return PrefillState(
@@ -103,7 +105,7 @@ class Outlook:
             num_evictable_hits=num_evictable,
             num_reserved=max(0, total - num_held),
             num_slots=sequence.num_choices,
-            num_output_left=sequence.request.authorized_tokens - sequence.num_generated,
+            num_output_left=num_left,
             is_admitted=sequence.is_admitted,
             order=sequence.order,
             waited_s=(now_us - sequence.added_us) * ONE_US,
@@ -141,12 +143,12 @@ class Outlook:
         is_full = slots.num_tokens[decode_slots] > capacity
         return (is_full | slots.is_last_block_shared[decode_slots]).astype(np.int32)
 
-    def _growth_tokens(self, sequence: Sequence) -> int:
-        left = sequence.request.authorized_tokens - sequence.num_generated
+    def _growth_tokens(self, sequence: Sequence, num_left: int) -> int:
+        """Output tokens that it is expected to add, `num_left` at most."""
         if sequence.num_preemptions >= MAX_PREEMPTIONS:
-            return left
-        expected = self.expected_output_tokens - sequence.num_generated
-        return min(left, max(int(expected), MIN_GROWTH_TOKENS))
+            return num_left
+        expected = int(self.expected_output_tokens) - sequence.num_generated
+        return min(num_left, max(expected, MIN_GROWTH_TOKENS))
 
     def _key(self, sequence: Sequence, num_computed: int, cost_model: CostModel | None) -> float:
         """The request's key, less the seconds of work that need not be done (again)."""

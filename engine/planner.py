@@ -61,7 +61,9 @@ class _PrefillHalf:
         self.num_tokens_left = _token_budget(len(state.decodes), limits, cost_model)
         budget_s = prefill_budget_s(state.decodes, limits, cost_model)
         self.seconds_left = budget_s - (cost_model.base_s if cost_model else 0.0)
-        """For the chunks' products and attention, of the first chunk on."""
+        """For the products and the attention of the chunks."""
+        self.num_fitting = self.num_tokens_left
+        """The most tokens that any prefill could still add: those after an empty context."""
         self.num_free = state.num_free_blocks - int(state.decodes.num_new_blocks.sum())
         admitted = [prefill for prefill in state.prefills if prefill.is_admitted]
         self.num_unpromised = (
@@ -80,21 +82,18 @@ class _PrefillHalf:
         is_locked = False
         for index in sorted(range(len(prefills)), key=lambda index: prefills[index].key):
             prefill = prefills[index]
-            if self.num_tokens_left <= 0 or (chunks and not self._has_seconds_left()):
+            if self.num_fitting <= 0:
                 break
             if not prefill.is_admitted and (is_locked or not self._fits(prefill)):
                 is_locked |= prefill.waited_s > self.limits.backfill_lock_s
                 continue
+            if self.num_fitting < min(prefill.num_remaining, self.limits.block_size):
+                continue  # neither the rest of its prompt nor a whole block
             num_tokens = self._chunk_tokens(prefill, is_first=not chunks)
             if num_tokens > 0 and self._may_pause(prefill, num_tokens):
                 chunks.append(Chunk(index, num_tokens))
                 self._spend(prefill, num_tokens)
         return chunks
-
-    def _has_seconds_left(self) -> bool:
-        if self.cost_model is None:
-            return True
-        return self.seconds_left > self.cost_model.products_s(self.num_tokens)
 
     def _fits(self, prefill: PrefillState) -> bool:
         if prefill.num_slots > self.num_free_slots:
@@ -124,11 +123,14 @@ class _PrefillHalf:
     def _affordable_tokens(self, prefill: PrefillState, most: int) -> int:
         if self.cost_model is None or most <= 0:
             return most
+        return self._affordable_after(prefill.num_computed, most, self.cost_model)
+
+    def _affordable_after(self, num_cached: int, most: int, cost_model: CostModel) -> int:
         return affordable_tokens(
-            self.cost_model,
-            self.seconds_left - self.cost_model.per_sample_s,
+            cost_model,
+            self.seconds_left - cost_model.per_sample_s,
             num_before=self.num_tokens,
-            num_cached=prefill.num_computed,
+            num_cached=num_cached,
             most=most,
         )
 
@@ -138,6 +140,9 @@ class _PrefillHalf:
         if self.cost_model is not None:
             self.seconds_left -= self.cost_model.per_sample_s
             self.seconds_left -= self.cost_model.per_prefill_context_s * _pairs(prefill, num_tokens)
+        self.num_fitting = self.num_tokens_left
+        if self.cost_model is not None:
+            self.num_fitting = self._affordable_after(0, self.num_tokens_left, self.cost_model)
         self.num_free -= _new_blocks(prefill, num_tokens, self.limits.block_size)
         if not prefill.is_admitted:
             self.num_unpromised -= prefill.num_evictable_hits + prefill.num_reserved

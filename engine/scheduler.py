@@ -13,7 +13,7 @@ from engine.batch import ScheduledChunk, StepBatch, build_batch
 from engine.block_manager import BlockManager
 from engine.messages import CostModel, GenerateRequest
 from engine.outlook import WINDOW, Outlook
-from engine.plan import Chunk, Limits
+from engine.plan import Chunk, Limits, PlannerState
 from engine.planner import PlanFunction, plan
 from engine.sequence import NO_SLOT, Sequence
 from engine.slots import SlotTable
@@ -81,15 +81,7 @@ class Scheduler:
         """The next step's batch; empty when there is nothing to compute."""
         while True:
             decode_slots = np.flatnonzero(self.slots.is_decoding)
-            self.outlook.match_prefixes(self.waiting, self.cost_model)
-            prefilling = self.paused + self.waiting.first(WINDOW)
-            state = self.outlook.state(
-                prefilling,
-                len(self.waiting),
-                decode_slots,
-                now_us=now_us,
-                cost_model=self.cost_model,
-            )
+            prefilling, state = self.look(decode_slots, now_us)
             step = self.policy(state, self.limits, self.cost_model)
             victims = [prefilling[index] for index in step.preempted_prefills]
             victims += self._in_slots(decode_slots[step.preempted_decodes].tolist())
@@ -99,6 +91,21 @@ class Scheduler:
             batch = self._carry_out(chosen, decode_slots[step.decodes], now_us)
             if not batch.is_empty or not victims:
                 return batch
+
+    def look(
+        self, decode_slots: NDArray[np.intp], now_us: int
+    ) -> tuple[list[Sequence], PlannerState]:
+        """What the next plan chooses from, and all that it depends on."""
+        self.outlook.match_prefixes(self.waiting, self.cost_model)
+        prefilling = self.paused + self.waiting.first(WINDOW)
+        state = self.outlook.state(
+            prefilling,
+            len(self.waiting),
+            decode_slots,
+            now_us=now_us,
+            cost_model=self.cost_model,
+        )
+        return prefilling, state
 
     def advance(self, batch: StepBatch) -> None:
         """The batch is computed: its KV is in the cache and may be found by later requests."""

@@ -82,6 +82,8 @@ class FakeWorker:
     cancelled: dict[str, float] = field(default_factory=dict)
     num_emitted: int = 0
     is_taking: bool = True
+    total_kv_tokens: int = 0
+    """Room in its KV cache; 0: it does not say."""
     is_dead: bool = False
     """Says nothing any more, not even a heartbeat: as after kill -9."""
 
@@ -256,6 +258,7 @@ class FakeWorker:
             context_length=8192,
             num_running=len(self._sequences),
             num_steps=step,
+            total_kv_tokens=self.total_kv_tokens,
             utilisation=Utilisation(compute=0.75, bandwidth=0.25, neither_bound_s_total=3.0),
             cost_model=CostModel(
                 base_s=0.01, per_token_s=1e-4, per_prefill_context_s=1e-8, per_decode_context_s=1e-8
