@@ -88,3 +88,24 @@ def test_a_planted_leak_is_found() -> None:
     assert blocks.problems([taken[:1]]) != []
     blocks.ref_counts[taken[0]] += 1
     assert blocks.problems([taken]) != []
+
+
+def test_the_least_recently_used_block_is_evicted_and_a_prefix_from_its_tail() -> None:
+    blocks = BlockManager(4, 64, is_prefix_cache_on=True)
+    tables = [blocks.allocate(2), blocks.allocate(2)]
+    names = [bytes([number]) * 16 for number in range(4)]
+    for table, pair in zip(tables, (names[:2], names[2:]), strict=True):
+        assert table is not None
+        for block, name in zip(table, pair, strict=True):
+            blocks.name(block, name)
+    old, young = tables
+    assert old is not None
+    assert young is not None
+    blocks.free(young)
+    blocks.free(old)
+    blocks.share(young)
+    blocks.free(young)
+    assert blocks.allocate(1) == [old[1]]
+    assert blocks.match(names[:2]) == old[:1]
+    assert blocks.allocate(1) == [old[0]]
+    assert blocks.match(names[2:]) == young
