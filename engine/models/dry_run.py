@@ -87,10 +87,11 @@ def record_attention(model: Original) -> list[AttentionCall]:
     register_hooks()
     recorder = _Recorder()
     set_tap(model, recorder, RECORDER)
-    token_ids = torch.arange(NUM_TOKENS, device=model.device)[None] % model.config.vocab_size
+    text_config = model.config.get_text_config()
+    token_ids = torch.arange(NUM_TOKENS, device=model.device)[None] % text_config.vocab_size
     with torch.inference_mode():
         model(input_ids=token_ids, use_cache=False)
-    num_layers = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
+    num_layers = getattr(text_config, "num_hidden_layers", 0)
     if len(recorder.calls) < max(1, num_layers):
         raise NotHookable(f"{len(recorder.calls)} of its {num_layers} layers ask for attention")
     _refuse_rope_by_length(model)
@@ -177,7 +178,10 @@ def _refuse_mask(where: str, mask: torch.Tensor | None, window: int | None) -> N
     zero = torch.zeros((), dtype=torch.int64)
     for q in positions:
         for kv in positions:
-            is_seen = bool(function(zero, zero, torch.tensor(q), torch.tensor(kv)))
+            try:
+                is_seen = bool(function(zero, zero, torch.tensor(q), torch.tensor(kv)))
+            except IndexError:
+                raise NotHookable(f"{where} has a mask that depends on the prompt") from None
             is_expected = kv <= q and (window is None or kv > q - window)
             if is_seen != is_expected:
                 sees = "sees" if is_seen else "does not see"
