@@ -9,7 +9,7 @@ import httpx
 from api.metrics import metrics_application
 from tests.api.conftest import MODEL, Platform
 
-HEAVY = ("torch", "transformers", "triton", "kernels", "celery", "stripe")
+HEAVY = ("torch", "transformers", "triton", "kernels", "celery")
 
 
 def test_importing_the_api_loads_no_tensor_library() -> None:
