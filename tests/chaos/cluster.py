@@ -26,7 +26,9 @@ from billing import pricing, signup
 from billing.settings import BillingSettings
 from common.db import create_engine, create_sessions
 from engine import catalog
+from kernels.cpu.build import NATIVE
 from tests.engine.tiny import save_tiny
+from tests.kernels.cpu_builds import KERNELS, built
 from tests.services import free_port, redis_binaries
 
 MODEL = "chaos/tiny"
@@ -152,7 +154,6 @@ class Cluster:
         return [*command, "--no-access-log"]
 
     def _environment(self) -> dict[str, str]:
-        kernels = os.environ.get("NCOMPASS_ENGINE_KERNEL_CACHE", "/tmp/ncompass-test-kernels")
         return os.environ | {
             "NCOMPASS_VAR": str(self.var),
             "NCOMPASS_DATABASE_URL": self.database_url,
@@ -170,7 +171,7 @@ class Cluster:
             "NCOMPASS_ENGINE_DTYPE": "fp32",
             "NCOMPASS_ENGINE_NUM_THREADS": "1",
             "NCOMPASS_ENGINE_KV_CACHE_MIB": "64",
-            "NCOMPASS_ENGINE_KERNEL_CACHE": kernels,
+            "NCOMPASS_ENGINE_KERNEL_CACHE": str(KERNELS),
             "HF_HUB_OFFLINE": "1",
         }
 
@@ -180,6 +181,7 @@ def running_cluster(var: Path, database_url: str, model_directory: Path) -> Iter
     """Everything started and nothing awaited; at the end everything is killed."""
     cluster = Cluster(var, database_url, model_directory)
     try:
+        built(NATIVE)
         cluster.start("redis")
         time.sleep(0.3)
         for name in cluster.names[1:]:

@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from kernels.cpu.build import NATIVE
+from tests.kernels.cpu_builds import KERNELS, built
 from tests.services import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -79,8 +81,10 @@ def platform(
 ) -> Iterator[RunningPlatform]:
     var = tmp_path_factory.mktemp("platform") / "var"
     (var / "models").mkdir(parents=True)
-    # The conversion is tested by itself; here it is there already.
+    # The conversion and the build are tested by themselves; here both are there already.
     (var / "models" / default_model_directory.name).symlink_to(default_model_directory)
+    built(NATIVE)
+    (var / "kernels").symlink_to(KERNELS)
     port = free_port()
     output = (var / "output.txt").open("wb")
     process = subprocess.Popen(

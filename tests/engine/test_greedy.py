@@ -15,8 +15,10 @@ from engine.model_runner import ModelRunner
 from engine.models.decoder import load_decoder
 from engine.settings import EngineSettings
 from kernels.cpu import library
+from kernels.cpu.build import NATIVE
 from tests.engine.driver import Driver, request
 from tests.engine.tiny import generated, save_tiny
+from tests.kernels.cpu_builds import built
 
 THETA = {"rope_theta": 10_000.0}
 LINEAR = THETA | {"rope_type": "linear", "factor": 4.0}
@@ -37,10 +39,7 @@ def backend(
 ) -> Iterator[str]:
     """Each test once in plain torch and once with the compiled kernels."""
     if request.param == "cpp":
-        built = library.build(Path("/tmp") / "ncompass-test-kernels")
-        if built.path is None:
-            pytest.skip(built.reason)
-        library.enable(built.path, 2)
+        library.enable(built(NATIVE), 2)
     yield request.param
     library.disable()
 

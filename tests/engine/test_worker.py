@@ -19,8 +19,10 @@ from common.clock import utc_now_us
 from engine.broker.gateway import GatewayBroker
 from engine.broker.settings import BrokerSettings
 from engine.messages import CheckIntegrity, GenerateRequest, Heartbeat, TokenFrame
+from kernels.cpu.build import NATIVE
 from tests.engine.driver import request
 from tests.engine.tiny import generated, save_tiny
+from tests.kernels.cpu_builds import KERNELS, built
 
 MODEL = "test/tiny"
 PROMPT = list(range(3, 40))
@@ -32,6 +34,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built(NATIVE)  # a worker that compiled them would not be ready in time
     directory = tmp_path_factory.mktemp("tiny")
     save_tiny("LlamaConfig", directory, max_position_embeddings=8192)
     return directory
@@ -48,7 +51,7 @@ def start(checkpoint: Path, clean_redis: str) -> Iterator[Start]:
             "NCOMPASS_ENGINE_DTYPE": "fp32",
             "NCOMPASS_ENGINE_NUM_THREADS": "1",
             "NCOMPASS_ENGINE_KV_CACHE_MIB": "64",
-            "NCOMPASS_ENGINE_KERNEL_CACHE": "/tmp/ncompass-test-kernels",
+            "NCOMPASS_ENGINE_KERNEL_CACHE": str(KERNELS),
             "NCOMPASS_ENGINE_CALIBRATION_CACHE": "/tmp/ncompass-test-calibration",
             "NCOMPASS_ENGINE_DRAIN_TIMEOUT_S": "20",
         }

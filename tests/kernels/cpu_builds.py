@@ -12,6 +12,9 @@ from kernels.cpu.page_layout import PANELS
 from kernels.kv_cache import PLAIN, PagedKVCache
 from tests.conftest import CACHE
 
+KERNELS = CACHE / "cpu-kernels"
+"""Every process that a test starts finds the compiled kernels here."""
+
 # name: (compiler flags, whether bf16 is multiplied by the machine's own instruction)
 VARIANTS = {
     "native-widened": (NATIVE, False),
@@ -22,11 +25,10 @@ VARIANTS = {
 
 def built(target: tuple[str, ...]) -> Path:
     """The library for this target; two test processes build one after the other."""
-    directory = CACHE / "cpu-kernels"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (directory / "lock").open("w") as lock:
+    KERNELS.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (KERNELS / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        result = build(directory, target)
+        result = build(KERNELS, target)
     assert result.path is not None, result.reason
     return result.path
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernels.cpu.build import NATIVE, SANITIZED, build
-from tests.kernels.cpu_builds import CACHE
+from tests.kernels.cpu_builds import KERNELS
 
 TESTS = ["attention", "linear", "int8", "elementwise", "invariance", "sampling"]
 # Page boundaries, odd sizes and refusals; the many shapes of the plain run add nothing here.
@@ -40,7 +40,7 @@ def test_the_sanitizers_find_nothing() -> None:
     ]
     if not all(Path(path).is_absolute() for path in runtimes):
         pytest.skip("g++ has no sanitizer runtimes here")
-    built = build(CACHE / "cpu-kernels", NATIVE + SANITIZED)
+    built = build(KERNELS, NATIVE + SANITIZED)
     assert built.path is not None, built.reason
     arguments = [f"tests/kernels/test_cpu_{name}.py" for name in TESTS]
     ran = subprocess.run(
