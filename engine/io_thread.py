@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from engine.broker.errors import BrokerUnreachable
-from engine.broker.window import take_room
+from engine.broker.window import NO_ROOM, TakeRoom, take_room
 from engine.broker.worker import Exchange, Lost, WorkerBroker
 from engine.engine import Ended, StepOutput
 from engine.mailbox import EngineNews, Mailbox
@@ -150,7 +150,8 @@ class IoThread:
             frames_by_node=by_node,
             charges=unsent.charges,
             finished=finished,
-            max_requests=self._room(),
+            room=self._room(),
+            waiting=self._mailbox.stats.waiting_tenants,
         )
         for request_id in finished:
             del self._requests[request_id]
@@ -161,7 +162,8 @@ class IoThread:
             for request_id in withdrawn:
                 self._requests.pop(request_id, None)
             self._broker.give_back(withdrawn)
-        if self._room() > 0:
+        # NOTE: not for spare room alone: what is queued of one tenant would wake it all the time.
+        if self._room().for_any > 0:
             self._can_take.set()
 
     def _holds(self, ended: Ended) -> bool:
@@ -169,9 +171,9 @@ class IoThread:
         request = self._requests.get(ended.request_id)
         return request is not None and request.attempt == ended.attempt
 
-    def _room(self) -> int:
+    def _room(self) -> TakeRoom:
         if self._is_draining:
-            return 0
+            return NO_ROOM
         return take_room(
             num_waiting=self._mailbox.stats.num_waiting,
             num_held=len(self._requests),

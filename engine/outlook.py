@@ -98,7 +98,8 @@ class Outlook:
         num_shared = sequence.num_tokens // size
         total = num_shared + sequence.num_choices * (expected - num_shared)
         return PrefillState(
-            key=key,
+            key=key + sequence.surplus_s,
+            surplus_s=sequence.surplus_s,
             num_computed=num_computed,
             num_remaining=sequence.num_tokens - num_computed,
             num_held=num_held,

@@ -30,6 +30,9 @@ class PrefillState:
     """A request whose prompt is not wholly computed: waiting, or paused between chunks."""
 
     key: float
+    """Seconds of work that remain, aged, and its tenant's surplus; the least goes first."""
+    surplus_s: float
+    """Seconds of the machine that its tenant is ahead of others who wait."""
     num_computed: int
     """Tokens in the KV cache, or found there by the prefix cache while it waits."""
     num_remaining: int

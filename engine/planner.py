@@ -8,13 +8,16 @@ admitted only when the blocks it is expected to grow into are not promised to ot
 
 No sequence starves and nothing thrashes: the sequence that was admitted first is never
 preempted, so it finishes, and then the next one is the first (`preemption`). A request that waited
-for memory longer than `backfill_lock_s` is overtaken by nobody.
+for memory longer than `backfill_lock_s` is overtaken by nobody. Tenants that are ahead of others
+(`recent_use`) come later, take no memory that those wait for, and lend them what they are only
+expected to grow into.
 
 Source: the order and the time budget follow "PRISM" in our design study; reservation and the
 locked head are EASY backfilling (Lifka 1995).
 """
 
 from collections.abc import Callable
+from math import inf
 
 import numpy as np
 
@@ -71,6 +74,10 @@ class _PrefillHalf:
             - int(state.decodes.num_reserved.sum())
             - sum(prefill.num_reserved for prefill in admitted)
         )
+        self.is_contended = any(prefill.surplus_s > 0 for prefill in state.prefills)
+        """Whether some tenants are ahead of others: what was promised to them is lent to these."""
+        self.num_kept = int((1 - limits.crowded_share) * state.num_blocks)
+        """Free blocks that are never lent."""
         self.num_free_slots = state.num_free_slots
         self.num_paused_blocks = sum(prefill.num_held for prefill in admitted)
         self.is_machine_empty = not admitted and len(state.decodes) == 0
@@ -80,13 +87,18 @@ class _PrefillHalf:
         chunks: list[Chunk] = []
         prefills = self.state.prefills
         is_locked = False
+        least_locked_s = inf
         for index in sorted(range(len(prefills)), key=lambda index: prefills[index].key):
             prefill = prefills[index]
             if self.num_fitting <= 0:
                 break
-            if not prefill.is_admitted and (is_locked or not self._fits(prefill)):
-                is_locked |= prefill.waited_s > self.limits.backfill_lock_s
-                continue
+            if not prefill.is_admitted:
+                if is_locked or prefill.surplus_s > least_locked_s:
+                    continue
+                if not self._fits(prefill):
+                    is_locked = prefill.waited_s > self.limits.backfill_lock_s
+                    least_locked_s = min(least_locked_s, prefill.surplus_s)
+                    continue
             if self.num_fitting < min(prefill.num_remaining, self.limits.block_size):
                 continue  # neither the rest of its prompt nor a whole block
             num_tokens = self._chunk_tokens(prefill, is_first=not chunks)
@@ -99,7 +111,10 @@ class _PrefillHalf:
         if prefill.num_slots > self.num_free_slots:
             return False
         needed = prefill.num_evictable_hits + prefill.num_reserved
-        return self.is_machine_empty or needed <= self.num_unpromised
+        room = self.num_unpromised
+        if self.is_contended and prefill.surplus_s <= 0:
+            room = max(room, self.num_free - self.num_kept)
+        return self.is_machine_empty or needed <= room
 
     def _may_pause(self, prefill: PrefillState, num_tokens: int) -> bool:
         """Whether a chunk that leaves the prefill unfinished may begin it."""

@@ -15,6 +15,7 @@ from engine.messages import CostModel, GenerateRequest
 from engine.outlook import WINDOW, Outlook
 from engine.plan import Chunk, Limits, PlannerState
 from engine.planner import PlanFunction, plan
+from engine.recent_use import RecentUse
 from engine.sequence import NO_SLOT, Sequence
 from engine.slots import SlotTable
 from engine.waiting import WaitingList
@@ -39,6 +40,7 @@ class Scheduler:
         """What the next plan believes; None where only tokens can be counted."""
         self.policy = policy
         self.outlook = Outlook(blocks, slots)
+        self.use = RecentUse(quantum_s=limits.step_s)
         self.num_preemptions = 0
         self.waiting = WaitingList()
         self.paused: list[Sequence] = []
@@ -96,6 +98,7 @@ class Scheduler:
         self, decode_slots: NDArray[np.intp], now_us: int
     ) -> tuple[list[Sequence], PlannerState]:
         """What the next plan chooses from, and all that it depends on."""
+        self._rank()
         self.outlook.match_prefixes(self.waiting, self.cost_model)
         prefilling = self.paused + self.waiting.first(WINDOW)
         state = self.outlook.state(
@@ -106,6 +109,15 @@ class Scheduler:
             cost_model=self.cost_model,
         )
         return prefilling, state
+
+    def _rank(self) -> None:
+        """Let the requests of those tenants go first who have used least of the machine."""
+        weights = {each.request.tenant: each.request.weight for each in self.paused}
+        weights |= self.waiting.weights
+        surplus_s = self.use.surplus_s(weights)
+        self.waiting.rank(surplus_s)
+        for sequence in self.paused:
+            sequence.surplus_s = surplus_s.get(sequence.request.tenant, 0.0)
 
     def advance(self, batch: StepBatch) -> None:
         """The batch is computed: its KV is in the cache and may be found by later requests."""
@@ -293,6 +305,7 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         sequence.key = sequence.request.key
+        sequence.surplus_s = 0.0
         self.waiting.add(sequence)
 
     def _release(self, sequence: Sequence) -> None:

@@ -39,7 +39,9 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     key: float = 0.0
-    """Its place among those that wait: the request's key, less the work that need not be done."""
+    """The request's key, less the work that need not be done."""
+    surplus_s: float = 0.0
+    """Seconds of the machine that its tenant is ahead of others who wait; see `recent_use`."""
     slot: int = NO_SLOT
     order: int = NO_SLOT
     """When it was first admitted; kept through preemption."""
@@ -107,6 +109,11 @@ class Sequence:
     def num_generated(self) -> int:
         """Output tokens, those before a failover included."""
         return self.num_tokens - len(self.request.prompt_token_ids)
+
+    @property
+    def place(self) -> float:
+        """Where it stands among those that wait; the least goes first."""
+        return self.key + self.surplus_s
 
     @property
     def num_remaining(self) -> int:

@@ -1,6 +1,7 @@
 """Members ordered by a score that changes often: what the twin needs of a Redis sorted set."""
 
 import heapq
+from collections.abc import Collection
 
 SPARE_ENTRIES = 64
 """Outdated entries of the heap that are never worth a clean-up."""
@@ -42,6 +43,13 @@ class ScoreHeap:
         while self._scores.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0]
+
+    def first_except(self, members: Collection[str]) -> str | None:
+        """The member with the least score that is none of `members`."""
+        if not self._scores or not members:
+            return self.first()[1] if self._scores else None
+        others = ((score, name) for name, score in self._scores.items() if name not in members)
+        return min(others, default=(0.0, None))[1]
 
     def pop_first(self) -> tuple[float, str]:
         """Remove the member with the least score."""

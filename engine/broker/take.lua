@@ -1,13 +1,26 @@
 -- The least-served tenant's least key, again and again, until the worker has enough.
 -- A tenant pays the predicted prefill in advance, so that one take after the other is fair before the
 -- worker has reported any second; the advance goes back when the worker lets go of the request.
--- ARGV: worker, max requests, lease ms.  Returns {body, attempt, body, attempt, …}.
+-- Then `spare` more, one each of tenants that had none taken now and of whom none waits in the worker.
+-- ARGV: worker, max requests, lease ms, spare, waiting tenants…
+-- Returns {body, attempt, body, attempt, …}.
 local SKIP_LIMIT = 256 -- ids whose request has expired, looked at per call
 local worker, left, skips = ARGV[1], tonumber(ARGV[2]), SKIP_LIMIT
-local deadline = now + tonumber(ARGV[3])
-local taken = {}
-while left > 0 and skips > 0 do
-  local tenant = call('ZRANGE', TENANTS, 0, 0)[1]
+local deadline, spare = now + tonumber(ARGV[3]), tonumber(ARGV[4])
+local taken, passed_over, num_passed_over = {}, {}, 0
+local function pass_over(tenant)
+  if not passed_over[tenant] then num_passed_over = num_passed_over + 1 end
+  passed_over[tenant] = true
+end
+for i = 5, #ARGV do pass_over(ARGV[i]) end
+local function next_tenant()
+  if left > 0 then return call('ZRANGE', TENANTS, 0, 0)[1] end
+  for _, tenant in ipairs(call('ZRANGE', TENANTS, 0, num_passed_over)) do
+    if not passed_over[tenant] then return tenant end
+  end
+end
+while left + spare > 0 and skips > 0 do
+  local tenant = next_tenant()
   if not tenant then break end
   local id = call('ZPOPMIN', queue_key(tenant))[1]
   local fields = id and call('HMGET', request_key(id), 'body', 'attempt', 'weight', 'work')
@@ -17,7 +30,8 @@ while left > 0 and skips > 0 do
     charge(tenant, tonumber(fields[4]) / tonumber(fields[3]))
     taken[#taken + 1] = fields[1]
     taken[#taken + 1] = fields[2]
-    left = left - 1
+    pass_over(tenant)
+    if left > 0 then left = left - 1 else spare = spare - 1 end
   else
     skips = skips - 1
   end

@@ -125,12 +125,23 @@ class BrokerTwin:
 
     # -- of the worker
 
-    def take(self, worker: str, max_requests: int) -> list[TwinRequest]:
-        """The least-served tenant's least key, again and again."""
+    def take(
+        self, worker: str, max_requests: int, spare: int = 0, waiting: Iterable[str] = ()
+    ) -> list[TwinRequest]:
+        """The least-served tenant's least key, again and again.
+
+        Then up to `spare` further ones, one each of tenants that had none taken now and are not
+        among the `waiting`.
+        """
         deadline = self._now_ms() + self._settings.lease_ms
+        passed_over = set(waiting)
         taken: list[TwinRequest] = []
-        while len(taken) < max_requests and self.tenants:
-            _, tenant = self.tenants.first()
+        while len(taken) < max_requests + spare:
+            passed = passed_over if len(taken) >= max_requests else frozenset[str]()
+            tenant = self.tenants.first_except(passed)
+            if tenant is None:
+                break
+            passed_over.add(tenant)
             _, request_id = self.queues[tenant].pop_first()
             request = self.requests[request_id]
             request.state, request.worker = "taken", worker

@@ -21,6 +21,7 @@ from engine.broker.errors import BrokerUnreachable
 from engine.broker.keys import MODELS, Keys
 from engine.broker.scripts import Argument, Call, Script
 from engine.broker.settings import BrokerSettings
+from engine.broker.window import NO_ROOM, TakeRoom
 from engine.messages import ControlMessage, GenerateRequest, Heartbeat, StepFrames
 
 Answer = TypeVar("Answer")
@@ -84,9 +85,16 @@ class WorkerBroker:
         """Ids of the requests that this worker has taken and not finished."""
         return list(self._held)
 
-    def take(self, max_requests: int) -> list[GenerateRequest]:
-        """Requests to run next, the least-served tenants' first; they are leased to this worker."""
-        return self.exchange(max_requests=max_requests).requests
+    def take(
+        self, max_requests: int, spare: int = 0, waiting: Iterable[str] = ()
+    ) -> list[GenerateRequest]:
+        """Requests to run next, the least-served tenants' first; they are leased to this worker.
+
+        Then up to `spare` further ones, one each of tenants that had none taken now and are not
+        among the `waiting`.
+        """
+        room = TakeRoom(max_requests, spare)
+        return self.exchange(room=room, waiting=waiting).requests
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until there is something to take or to obey; False after `timeout_s` of nothing."""
@@ -123,9 +131,13 @@ class WorkerBroker:
         frames_by_node: Mapping[str, StepFrames] | None = None,
         charges: Mapping[str, float] | None = None,
         finished: Iterable[str] = (),
-        max_requests: int = 0,
+        room: TakeRoom = NO_ROOM,
+        waiting: Iterable[str] = (),
     ) -> Exchange:
-        """Publish, charge, finish, listen and take: one round trip."""
+        """Publish, charge, finish, listen and take: one round trip.
+
+        `waiting` are the tenants for whom the spare part of the room is not.
+        """
         calls: list[Call] = []
         if frames_by_node:
             calls.append(self._publish_call(frames_by_node))
@@ -135,17 +147,16 @@ class WorkerBroker:
         if done:
             calls.append(self._call(scripts.FINISH, self.worker, *self._attempts(done)))
         calls.append(self._call(scripts.CONTROL, self.worker, CONTROL_LIMIT))
-        if max_requests > 0:
-            calls.append(
-                self._call(scripts.TAKE, self.worker, max_requests, self._settings.lease_ms)
-            )
+        if room.is_any:
+            head = (self.worker, room.for_any, self._settings.lease_ms, room.for_others)
+            calls.append(self._call(scripts.TAKE, *head, *waiting))
         answers = self._run(calls)
         lost: Lost = {}
         if frames_by_node:
             lost = self._note_published(frames_by_node, answers[0])
         for request_id in done:
             del self._held[request_id]
-        taken = self._note_taken(answers.pop()) if max_requests > 0 else []
+        taken = self._note_taken(answers.pop()) if room.is_any else []
         # NOTE: popped one by one, because the thread in `wait` may add one at any time.
         words = [self._control.popleft() for _ in range(len(self._control))] + answers.pop()
         return Exchange(taken, [self._control_decoder.decode(word) for word in words], lost)

@@ -69,9 +69,9 @@ class Replica:
             max_running=settings.max_running,
             take_window=self._policy.take_window or settings.take_window,
         )
-        if room <= 0:
-            return
-        for taken in broker.take(self.name, room):
+        waiting = self._scheduler.waiting.weights
+        spare = room.for_others if self._policy.is_fair else 0
+        for taken in broker.take(self.name, room.for_any, spare, waiting):
             index = int(taken.request_id)
             self._held.add(index)
             self._add(broker, index, taken.key, now_s)
@@ -148,6 +148,7 @@ class Replica:
         if not self._policy.is_fair:
             return
         charges = charge_step(self._scheduler, batch, self._machine.cost_model, self._step_s)
+        self._scheduler.use.note(charges)
         for tenant, seconds in charges.items():
             broker.charge(tenant, seconds)
 

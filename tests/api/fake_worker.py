@@ -14,6 +14,7 @@ from typing import Literal
 import redis
 
 from engine.broker.settings import BrokerSettings
+from engine.broker.window import NO_ROOM, TakeRoom
 from engine.broker.worker import WorkerBroker
 from engine.messages import (
     Cancel,
@@ -137,7 +138,7 @@ class FakeWorker:
             exchange = broker.exchange(
                 frames_by_node=by_node,
                 finished=finished,
-                max_requests=64 if self.is_taking else 0,
+                room=TakeRoom(64, 0) if self.is_taking else NO_ROOM,
             )
             for message in exchange.control:
                 if isinstance(message, Cancel):

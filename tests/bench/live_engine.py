@@ -90,7 +90,8 @@ class LiveRun:
             max_running=self.settings.max_running,
             take_window=self.policy.take_window or self.settings.take_window,
         )
-        for taken in self.broker.take(WORKER, room):
+        waiting = self.engine.stats.waiting_tenants
+        for taken in self.broker.take(WORKER, room.for_any, room.for_others, waiting):
             index = int(taken.request_id)
             self.held.add(index)
             self.engine.add(self.generate_request(index, taken.key))
@@ -102,7 +103,7 @@ class LiveRun:
             request_id=str(index),
             model="live",
             node=NODE,
-            tenant=traced.tenant,
+            tenant=traced.tenant if self.policy.is_fair else ONE_QUEUE,
             prompt_token_ids=ids,
             sampling=Sampling(temperature=0.0),
             authorized_tokens=traced.output_tokens,

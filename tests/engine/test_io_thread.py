@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.broker.errors import BrokerUnreachable
+from engine.broker.window import TakeRoom
 from engine.broker.worker import Exchange, Lost
 from engine.engine import Engine
 from engine.engine_thread import EngineThread
@@ -66,7 +67,8 @@ class ScriptedBroker:
         frames_by_node: Mapping[str, StepFrames],
         charges: Mapping[str, float],
         finished: list[str],
-        max_requests: int,
+        room: TakeRoom,
+        waiting: Iterable[str],
     ) -> Exchange:
         self._check()
         for frame in (frame for step in frames_by_node.values() for frame in step.frames):
@@ -75,7 +77,9 @@ class ScriptedBroker:
             text += frame.token_ids
             self.reasons[frame.request_id] = frame.finish_reason
         self.finished += finished
-        taken, self.queue = self.queue[:max_requests], self.queue[max_requests:]
+        spare = [one for one in self.queue[room.for_any :] if one.tenant not in set(waiting)]
+        taken = self.queue[: room.for_any] + spare[: room.for_others]
+        self.queue = [one for one in self.queue if one not in taken]
         control, self.control = self.control, []
         return Exchange(taken, control, {})
 

@@ -40,12 +40,14 @@ def prefill(
     order: int = -1,
     num_slots: int = 1,
     waited_s: float = 0.0,
+    surplus_s: float = 0.0,
 ) -> PrefillState:
     """Waiting, or admitted where it has an order."""
     num_held = num_computed // SIZE
     num_all = -(-(num_computed + num_remaining) // SIZE)
     return PrefillState(
         key=key,
+        surplus_s=surplus_s,
         num_computed=num_computed,
         num_remaining=num_remaining,
         num_held=num_held,
@@ -308,3 +310,24 @@ def test_prefills_that_hold_all_blocks_among_them_give_way() -> None:
     second = prefill(0.5, 200, num_computed=SIZE * 2, order=1)
     made = plan(state([first, second], num_blocks=4), LIMITS, COST)
     assert made.preempted_prefills == [1]
+
+
+def test_memory_promised_to_a_tenant_that_is_ahead_is_lent_to_others() -> None:
+    grown = decodes([100] * 4, num_growth=13)
+    waiting = prefill(num_remaining=64 * 4, num_growth=4)
+    alone = plan(state([waiting], grown), LIMITS, COST)
+    assert alone.chunks == [], "what runs may grow into the rest"
+    ahead = prefill(key=9.0, num_remaining=64 * 4, num_growth=4, surplus_s=1.0)
+    contended = plan(state([ahead, waiting], grown), LIMITS, COST)
+    assert [chunk.index for chunk in contended.chunks] == [1]
+
+
+def test_a_tenant_that_is_ahead_takes_no_memory_that_another_waits_for() -> None:
+    big = prefill(key=1.0, num_remaining=64 * 14)
+    small = prefill(key=2.0, num_remaining=64)
+    held = decodes([64 * 6], num_growth=0)
+    assert [
+        c.index for c in plan(state([big, small], held, num_blocks=16), LIMITS, COST).chunks
+    ] == [1]
+    ahead = replace(small, surplus_s=1.0)
+    assert plan(state([big, ahead], held, num_blocks=16), LIMITS, COST).chunks == []

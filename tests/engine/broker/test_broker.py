@@ -193,6 +193,20 @@ async def test_the_least_served_tenant_goes_first_and_its_least_key(
     assert taken == ["req_a5", "req_b0", "req_a4", "req_b1", "req_a3"]
 
 
+async def test_spare_room_is_for_tenants_that_have_nothing_waiting_in_the_worker(
+    new_gateway: Gateways, new_worker: Workers
+) -> None:
+    gateway, worker = await started(new_gateway), new_worker()
+    for tenant in ("a", "b", "c"):
+        for i in range(3):
+            request = new_request(f"req_{tenant}{i}", tenant=tenant, key=float(i), work_s=1.0)
+            await gateway.submit(request, confirmed=True)
+    spare = await asyncio.to_thread(worker.take, 0, 4, ["a"])
+    assert [request.request_id for request in spare] == ["req_b0", "req_c0"], "one each"
+    both = await asyncio.to_thread(worker.take, 1, 1, ["b"])
+    assert [request.request_id for request in both] == ["req_a0", "req_c1"]
+
+
 async def test_weights_share_the_machine_in_proportion(
     new_gateway: Gateways, new_worker: Workers
 ) -> None:

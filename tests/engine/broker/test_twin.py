@@ -98,10 +98,15 @@ class TwinMachine(RuleBasedStateMachine):
         answer = self.run_script(scripts.CANCEL, request_id)
         assert bool(answer) == self.twin.cancel(request_id)
 
-    @rule(worker=WORKERS, count=st.integers(1, 5))
-    def take(self, worker: str, count: int) -> None:
-        answer = self.run_script(scripts.TAKE, worker, count, AGES)
-        taken = self.twin.take(worker, count)
+    @rule(
+        worker=WORKERS,
+        count=st.integers(0, 5),
+        spare=st.integers(0, 2),
+        waiting=st.lists(TENANTS, unique=True, max_size=2),
+    )
+    def take(self, worker: str, count: int, spare: int, waiting: list[str]) -> None:
+        answer = self.run_script(scripts.TAKE, worker, count, AGES, spare, *waiting)
+        taken = self.twin.take(worker, count, spare, waiting)
         bodies = [word.decode().removeprefix("body of ") for word in answer[::2]]
         assert bodies == [request.request_id for request in taken]
         assert [int(word) for word in answer[1::2]] == [request.attempt for request in taken]
