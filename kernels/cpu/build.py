@@ -52,7 +52,7 @@ class BuildResult:
 
 
 def build(cache_directory: Path, target: tuple[str, ...] = NATIVE) -> BuildResult:
-    """Build into `cache_directory`, or find what was built before. Takes about ten seconds."""
+    """Build into `cache_directory`, or find what was built before. Takes half a minute of one core."""
     if platform.machine() not in {"x86_64", "AMD64"} or platform.system() != "Linux":
         here = f"{platform.system()} on {platform.machine()}"
         return BuildResult(None, f"no C++ kernels for {here} yet; plain torch computes instead")

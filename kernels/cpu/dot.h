@@ -42,6 +42,16 @@ struct FloatDot {
                           int64_t row_stride, const float* weights) {
     F32 w[kVectors];
     NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) w[v] = load(weights + v * F32::kWidth);
+    add(sums, activations, row_stride, w);
+  }
+
+  // sums += activations w; what was widened on its way here is kept for the tiles to come.
+  template <int kRows, int kVectors>
+  static inline void add(F32 (&sums)[kRows][kVectors], const float* activations,
+                         int64_t row_stride, const F32 (&w)[kVectors], float* widened = nullptr) {
+    if (widened != nullptr) {
+      NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) store(widened + v * F32::kWidth, w[v]);
+    }
     NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
       const F32 a = broadcast(activations[r * row_stride]);
       NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(a, w[v], sums[r][v]);
@@ -60,22 +70,17 @@ struct WidenedBf16Dot {
 
   template <int kRows, int kVectors>
   static inline void step(F32 (&sums)[kRows][kVectors], const float* activations,
-                          int64_t row_stride, const bf16* weights) {
+                          int64_t row_stride, const bf16* weights, float* widened = nullptr) {
     Pairs w[kVectors];
     NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) {
       w[v] = load_pairs(weights + v * F32::kWidth * 2);
     }
     F32 half[kVectors];
     NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) half[v] = low(w[v]);
-    NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
-      const F32 a = broadcast(activations[r * row_stride]);
-      NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(a, half[v], sums[r][v]);
-    }
+    FloatDot::add(sums, activations, row_stride, half, widened);
     NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) half[v] = high(w[v]);
-    NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
-      const F32 a = broadcast(activations[r * row_stride + 1]);
-      NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(a, half[v], sums[r][v]);
-    }
+    if (widened != nullptr) widened += kVectors * F32::kWidth;
+    FloatDot::add(sums, activations + 1, row_stride, half, widened);
   }
 
   // The first member of a pair alone, whatever bits the second one has.
@@ -138,13 +143,10 @@ struct WidenedInt8Dot {
 
   template <int kRows, int kVectors>
   static inline void step(F32 (&sums)[kRows][kVectors], const float* activations,
-                          int64_t row_stride, const int8_t* weights) {
+                          int64_t row_stride, const int8_t* weights, float* widened = nullptr) {
     F32 w[kVectors];
     NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) w[v] = load(weights + v * F32::kWidth);
-    NCOMPASS_UNROLL for (int r = 0; r < kRows; ++r) {
-      const F32 a = broadcast(activations[r * row_stride]);
-      NCOMPASS_UNROLL for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(a, w[v], sums[r][v]);
-    }
+    FloatDot::add(sums, activations, row_stride, w, widened);
   }
 };
 
@@ -197,6 +199,22 @@ inline void accumulate(typename Dot::Sum (&sums)[kRows][kVectors], const typenam
     }
     activations += Dot::kDepth;
     weights += weight_step;
+  }
+}
+
+// The same for weights that are widened on the way: `widened` [steps * depth][kVectors * kWidth]
+// keeps them.
+template <class Dot, int kRows, int kVectors, int kPrefetchLines>
+inline void accumulate_and_widen(F32 (&sums)[kRows][kVectors], const float* activations,
+                                 int64_t row_stride, const typename Dot::Weight* weights,
+                                 int64_t num_steps, Prefetch prefetch, float* widened) {
+  constexpr int64_t kStep = kVectors * F32::kWidth * Dot::kDepth;
+  for (int64_t step = 0; step < num_steps; ++step) {
+    Dot::template step<kRows, kVectors>(sums, activations, row_stride, weights, widened);
+    if (prefetch.next != nullptr) prefetch.advance<kPrefetchLines>();
+    activations += Dot::kDepth;
+    weights += kStep;
+    widened += kStep;
   }
 }
 

@@ -34,6 +34,8 @@ FORMS: dict[Quantization, int] = {"int8": 2, "int8_weight_only": 3}
 """Codes of quantised weights; the others have the code of their dtype."""
 MAX_HEAD_DIM = 512
 MEASUREMENT_S = 0.002
+CHOICE_RUNS = 20
+"""Between the ways to multiply bf16: spread over 80 ms, longer than a neighbour's time slice."""
 
 _I, _P, _D = c_int64, c_void_p, c_int32
 _SIGNATURES: dict[str, list[object]] = {
@@ -139,10 +141,14 @@ class CpuLibrary:
         return rate.value if reason is None else _refuse(reason)
 
     def _is_native_dot_faster(self) -> bool:
-        """Best of several short runs each, alternating: the two rates differ by a factor of two."""
+        """Best of many short runs each, alternating: the two rates differ by a factor of two.
+
+        A start that chose differently, because a neighbour disturbed all runs of one way, would
+        give other bits for the same prompt.
+        """
         rates = [
             (self.measure_multiply_add(MEASUREMENT_S), self.measure_bf16_dot(MEASUREMENT_S))
-            for _ in range(5)
+            for _ in range(CHOICE_RUNS)
         ]
         return max(native for _, native in rates) > max(widened for widened, _ in rates)
 

@@ -1,16 +1,6 @@
 // The operation on one layer; paged_attention.h tells how.
 #include "paged_attention.h"
 
-namespace ncompass {
-
-template class Attention<FloatDot>;
-template class Attention<WidenedBf16Dot>;
-#if NCOMPASS_HAS_BF16_DOT
-template class Attention<NativeBf16Dot>;
-#endif
-
-}  // namespace ncompass
-
 using namespace ncompass;
 
 const char* ncompass_paged_attention(
