@@ -1,6 +1,7 @@
 """What a plan depends on, and what it says: the data of `planner.plan`, without its rules."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +26,11 @@ class Limits:
     backfill_lock_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillState:
-    """A request whose prompt is not wholly computed: waiting, or paused between chunks."""
+class PrefillState(NamedTuple):
+    """A request whose prompt is not wholly computed: waiting, or paused between chunks.
+
+    A tuple, and no frozen dataclass: the 32 of one plan took a tenth of its time more as such (40 us).
+    """
 
     key: float
     """Seconds of work that remain, aged, and its tenant's surplus; the least goes first."""

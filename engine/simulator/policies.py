@@ -39,7 +39,7 @@ def without_pausing(state: PlannerState, limits: Limits, cost_model: CostModel |
     """Ours, but a prefill that has begun goes before all that have not."""
     begun = min((prefill.key for prefill in state.prefills), default=0.0) - 1e9
     prefills = [
-        replace(prefill, key=begun + prefill.order) if prefill.is_admitted else prefill
+        prefill._replace(key=begun + prefill.order) if prefill.is_admitted else prefill
         for prefill in state.prefills
     ]
     return plan(replace(state, prefills=prefills), limits, cost_model)
@@ -56,7 +56,7 @@ def without_reservation(state: PlannerState, limits: Limits, cost_model: CostMod
 
     def bare(prefill: PrefillState) -> PrefillState:
         num_all = -(-(prefill.num_computed + prefill.num_remaining) // size)
-        return replace(prefill, num_reserved=max(0, num_all - prefill.num_held))
+        return prefill._replace(num_reserved=max(0, num_all - prefill.num_held))
 
     decodes = replace(state.decodes, num_reserved=state.decodes.num_new_blocks.astype(np.int32))
     bare_state = replace(

@@ -1,7 +1,5 @@
 """The plan of one step, for any state: what it may never do, and what it must do."""
 
-from dataclasses import replace
-
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -285,7 +283,7 @@ def test_paused_prefills_hold_no_more_than_their_share() -> None:
     another = prefill(0.0, 2000)
     made = plan(state([paused, another], decodes([5]), num_blocks=150), LIMITS, COST)
     assert made.chunks[0].index == 1
-    fuller = replace(paused, num_held=60, num_computed=60 * SIZE)
+    fuller = paused._replace(num_held=60, num_computed=60 * SIZE)
     made = plan(state([fuller, another], decodes([5]), num_blocks=150), LIMITS, COST)
     assert 1 not in [chunk.index for chunk in made.chunks]
 
@@ -329,5 +327,5 @@ def test_a_tenant_that_is_ahead_takes_no_memory_that_another_waits_for() -> None
     assert [
         c.index for c in plan(state([big, small], held, num_blocks=16), LIMITS, COST).chunks
     ] == [1]
-    ahead = replace(small, surplus_s=1.0)
+    ahead = small._replace(surplus_s=1.0)
     assert plan(state([big, ahead], held, num_blocks=16), LIMITS, COST).chunks == []
