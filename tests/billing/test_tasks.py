@@ -53,17 +53,22 @@ async def test_sweeps_at_the_same_moment_do_not_meet(books: Books, writer: HoldW
     assert await held(books) == 0
 
 
+def logged(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> str:
+    """What the tasks logged: printed, or handed to logging once a test has configured structlog."""
+    return capsys.readouterr().out + caplog.text
+
+
 @pytest.mark.usefixtures("environment")
 async def test_books_that_differ_are_an_error_in_the_log(
-    books: Books, capsys: pytest.CaptureFixture[str]
+    books: Books, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     await asyncio.to_thread(tasks.reconcile_books)
-    assert "books_differ" not in capsys.readouterr().out
+    assert "books_differ" not in logged(capsys, caplog)
     async with books.sessions.begin() as session:
         connection = await session.connection()
         await connection.exec_driver_sql("UPDATE balances SET held_nano_usd = 7")
     await asyncio.to_thread(tasks.reconcile_books)
-    assert "books_differ" in capsys.readouterr().out
+    assert "books_differ" in logged(capsys, caplog)
 
 
 @pytest.mark.usefixtures("environment")
@@ -98,7 +103,10 @@ async def test_without_a_key_the_tasks_of_payments_do_nothing(books: Books) -> N
 
 @pytest.mark.usefixtures("environment")
 async def test_the_tasks_of_payments_bring_a_payment_home(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("STRIPE_API_KEY", API_KEY)
     monkeypatch.setenv("STRIPE_API_BASE", desk.fake.base_url)
@@ -111,10 +119,10 @@ async def test_the_tasks_of_payments_bring_a_payment_home(
     await asyncio.to_thread(tasks.warn_low_balances)
     assert (await desk.balance()).posted == 50 * DOLLAR
     await asyncio.to_thread(tasks.compare_with_stripe)
-    assert "books_differ" not in capsys.readouterr().out
+    assert "books_differ" not in logged(capsys, caplog)
     desk.fake.state.move("charge", 1)
     await asyncio.to_thread(tasks.compare_with_stripe)
-    assert "books_differ" in capsys.readouterr().out
+    assert "books_differ" in logged(capsys, caplog)
 
 
 def test_a_task_that_still_runs_is_never_handed_to_a_second_worker() -> None:

@@ -11,17 +11,18 @@ import pytest
 from kernels.cpu.build import NATIVE, SANITIZED, build
 from tests.kernels.cpu_builds import KERNELS
 
-TESTS = ["attention", "linear", "int8", "elementwise", "invariance", "sampling"]
+TESTS = [f"tests/kernels/test_cpu_{name}.py" for name in (
+    "attention", "linear", "int8", "elementwise", "invariance", "sampling"
+)]  # fmt: skip
+TESTS += ["tests/engine/test_invariance.py"]  # whole steps of a decoder
 # Page boundaries, odd sizes and refusals; the many shapes of the plain run add nothing here.
 SKIPPED = "not any_batch and not batch and not draws_follow and not avx2"
 
 RUN = """
 import sys
 import pytest
-from kernels.cpu.build import NATIVE, SANITIZED
-from tests.kernels import cpu_builds
-cpu_builds.VARIANTS["native-widened"] = (NATIVE + SANITIZED, False)
-cpu_builds.VARIANTS["native-dot"] = (NATIVE + SANITIZED, True)
+from kernels.cpu import build
+build.NATIVE = build.NATIVE + build.SANITIZED  # before any test asks for it
 sys.exit(pytest.main(sys.argv[1:]))
 """
 
@@ -42,9 +43,8 @@ def test_the_sanitizers_find_nothing() -> None:
         pytest.skip("g++ has no sanitizer runtimes here")
     built = build(KERNELS, NATIVE + SANITIZED)
     assert built.path is not None, built.reason
-    arguments = [f"tests/kernels/test_cpu_{name}.py" for name in TESTS]
     ran = subprocess.run(
-        [sys.executable, "-c", RUN, *arguments, "-q", "-k", SKIPPED, "-p", "no:cacheprovider"],
+        [sys.executable, "-c", RUN, *TESTS, "-q", "-k", SKIPPED, "-p", "no:cacheprovider"],
         capture_output=True,
         text=True,
         check=False,
