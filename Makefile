@@ -44,8 +44,8 @@ format: test-environment ## Format the code and apply the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-check-kernels: test-environment ## Compile every Triton kernel for sm_80 and sm_90, with no GPU; no spills allowed
-	$(BIN)/python -m kernels.check
+check-kernels: test-environment ## Compile every Triton kernel for sm_80 and sm_90, with no GPU; writes docs/triton-kernels.md
+	$(BIN)/python -m kernels.check --table docs/triton-kernels.md
 
 test-models: test-environment ## Every text-generation family of transformers beside its `generate`; writes docs/model-families.md
 	$(BIN)/python -m tests.models.run

@@ -1,10 +1,11 @@
 """Compiles every Triton kernel ahead of time for the GPUs we target; it needs no GPU.
 
-    python -m kernels.check [NAME ...] [--dtype bf16] [--target 90]
+    python -m kernels.check [NAME ...] [--dtype bf16] [--target 90] [--table FILE]
 
-Prints registers, shared memory and spills of every kernel, data type and target, and exits 1 if
-one does not compile, spills, or takes more than the chip has. It catches what the interpreter
-cannot: tiles too small for a tensor core, types that do not match, shared memory that overflows.
+Prints registers, shared memory, spills and the instructions that matter of every kernel, data type
+and target. Exits 1 if one does not compile, spills, takes more than the chip has, or lacks an
+instruction that its speed rests on. It catches what the interpreter cannot: tiles too small for a
+tensor core, types that do not match, shared memory that overflows. `--table` keeps the result.
 A process of its own: it must not see TRITON_INTERPRET.
 """
 
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,44 @@ class Case:
     constants: dict[str, Any]
     num_warps: int = 4
 
+    @property
+    def has_products(self) -> bool:
+        """Whether it multiplies tiles: both attention kernels do."""
+        return "TILE" in self.constants
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What the assembler says of one kernel; spilled: instructions that spill to memory."""
+    """What the assembler says of one kernel; the counts are of instructions in its code."""
 
     registers: int
     shared_bytes: int
-    spilled: int
-    tensor_core_instructions: int
+    spills: int
+    warp_products: int
+    """HMMA: a warp multiplies from its registers."""
+    group_products: int
+    """HGMMA on sm_90, UTC…MMA on sm_100: a tile multiplies straight from shared memory."""
+    wide_loads: int
+    """128 bits a thread, from global memory to registers or to shared memory."""
+
+    def problems(self, case: Case, capability: int, dtype: str) -> list[str]:
+        """What is wrong with it; empty when it is as fast as its file says."""
+        uses_tensor_cores = dtype != "fp32"
+        rows = case.constants.get("ROWS", 0)
+        found = {
+            "spills": self.spills > 0,
+            "more shared memory than the chip has": self.shared_bytes > TARGETS[capability],
+            "no tensor-core product": (
+                uses_tensor_cores
+                and case.has_products
+                and not self.warp_products + self.group_products
+            ),
+            "no product from shared memory": (
+                uses_tensor_cores and capability >= 90 and rows >= 64 and not self.group_products
+            ),
+            "no wide load": case.has_products and not self.wide_loads,
+        }
+        return [problem for problem, is_so in found.items() if is_so]
 
 
 def cases(dtype: str, capability: int) -> Iterator[Case]:
@@ -147,8 +177,10 @@ def _account(cubin: bytes, shared_bytes: int) -> Compiled:
     return Compiled(
         registers=int(registers[1]),
         shared_bytes=shared_bytes,
-        spilled=len(re.findall(r"\b(?:STL|LDL)\b", assembly)),
-        tensor_core_instructions=len(re.findall(r"\bH(?:G)?MMA\.", assembly)),
+        spills=len(re.findall(r"\b(?:STL|LDL)\b", assembly)),
+        warp_products=len(re.findall(r"\bHMMA\.", assembly)),
+        group_products=len(re.findall(r"\b(?:HGMMA|UTC[A-Z]*MMA)\b", assembly)),
+        wide_loads=len(re.findall(r"\b(?:LDG|LDGSTS)\.\S*128\b", assembly)),
     )
 
 
@@ -164,20 +196,50 @@ def _cuobjdump(cubin: bytes, option: str) -> str:
     return ran.stdout
 
 
-def check_case(case: Case, dtype: str, capability: int) -> Compiled | None:
-    """Compile one case and print its line; None where it does not compile."""
+def check_case(case: Case, dtype: str, capability: int) -> Row:
+    """Compile one case and print its line."""
     place = f"{case.name:38} {dtype:5} sm_{capability:<4}"
     try:
         result = compile_case(case, capability)
     except Exception as failure:
         # Whatever the compiler raises is the answer; the other kernels are still asked.
         sys.stdout.write(f"{place} FAILED: {failure}\n")
-        return None
-    sys.stdout.write(
-        f"{place} {result.registers:4} {result.shared_bytes:7} {result.spilled:6}"
-        f" {result.tensor_core_instructions:4}\n"
-    )
-    return result
+        return Row(case.name, dtype, capability, None, ("does not compile",))
+    problems = tuple(result.problems(case, capability, dtype))
+    figures = " ".join(f"{value:{width}}" for value, width in zip(
+        astuple(result), (4, 7, 6, 5, 6, 5), strict=True
+    ))  # fmt: skip
+    sys.stdout.write(f"{place} {figures}  {', '.join(problems)}\n")
+    return Row(case.name, dtype, capability, result, problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table; `compiled` is None where it does not compile."""
+
+    name: str
+    dtype: str
+    capability: int
+    compiled: Compiled | None
+    problems: tuple[str, ...]
+
+
+def write_table(rows: list[Row], path: Path) -> None:
+    """A Markdown table of what was compiled, with the version of the compiler."""
+    lines = [
+        "# Every Triton kernel, compiled ahead of time",
+        "",
+        f"Written by `make check-kernels` with Triton {triton.__version__}; no GPU has run them.",
+        "Products are tensor-core instructions: HMMA by a warp, group (HGMMA, UTC…MMA) by a tile.",
+        "",
+        "| kernel | type | target | registers | shared bytes | spills | HMMA | group | 128-bit loads |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        figures = ("failed",) * 6 if row.compiled is None else astuple(row.compiled)
+        cells = (row.name, row.dtype, f"sm_{row.capability}", *figures)
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    path.write_text("\n".join(lines) + "\n")
 
 
 def main() -> int:
@@ -186,6 +248,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="kernels as the table names them; default all")
     parser.add_argument("--dtype", choices=DTYPES, action="append")
     parser.add_argument("--target", choices=TARGETS, type=int, action="append")
+    parser.add_argument("--table", type=Path, help="write the table here, in Markdown")
     arguments = parser.parse_args()
     targets = arguments.target or list(TARGETS)
     chosen = [
@@ -195,16 +258,18 @@ def main() -> int:
         for case in cases(dtype, capability)
         if not arguments.names or case.name in arguments.names
     ]
-    sys.stdout.write(f"{'kernel':38} {'type':5} {'target':7} regs  shared spills  mma\n")
-    results = [(check_case(*choice), TARGETS[choice[2]]) for choice in chosen]
-    compiled = [(result, limit) for result, limit in results if result is not None]
-    num_spilling = sum(result.spilled > 0 for result, _ in compiled)
-    is_too_large = any(result.shared_bytes > limit for result, limit in compiled)
     sys.stdout.write(
-        f"kernels={len({case.name for case, _, _ in chosen})} targets={len(targets)}"
-        f" compiled={len(compiled)} spills={num_spilling}\n"
+        f"{'kernel':38} {'type':5} {'target':7} regs  shared spills  HMMA  group wide\n"
     )
-    return int(len(compiled) < len(chosen) or num_spilling > 0 or is_too_large)
+    rows = [check_case(*choice) for choice in chosen]
+    compiled = [row.compiled for row in rows if row.compiled is not None]
+    if arguments.table is not None:
+        write_table(rows, arguments.table)
+    sys.stdout.write(
+        f"kernels={len({row.name for row in rows})} targets={len(targets)}"
+        f" compiled={len(compiled)} spills={sum(result.spills > 0 for result in compiled)}\n"
+    )
+    return int(any(row.problems for row in rows))
 
 
 if __name__ == "__main__":
