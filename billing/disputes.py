@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from accounts import audit
 from accounts.models import Organization
 from accounts.organizations import find_organization
-from billing import chart, ledger, payment_mail
+from billing import chart, ledger, payment_mail, topups
 from billing.errors import PaymentMismatch
 from billing.ledger import Posting
 from billing.payment_models import NANO_USD_PER_CENT, Dispute, Topup
@@ -31,12 +31,7 @@ async def converge(
     """Bring credit and permission to where a dispute is; does nothing for foreign ones."""
     facts = await payments.retrieve_dispute(dispute_id)
     async with sessions.begin() as session:
-        found = await session.scalars(
-            select(Topup)
-            .where(Topup.payment_intent_id == facts.payment_intent_id)
-            .with_for_update()
-        )
-        topup = found.one_or_none()
+        topup = await topups.lock_by_intent(session, facts.payment_intent_id)
         if topup is None:
             return
         dispute = await session.get(Dispute, facts.id)

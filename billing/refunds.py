@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from accounts import audit
-from billing import chart, ledger
+from billing import chart, ledger, topups
 from billing.errors import PaymentRefused, RefundTooLarge, TopupNotFound
 from billing.ledger import Posting
 from billing.payment_models import NANO_USD_PER_CENT, Dispute, Refund, Topup
@@ -114,12 +114,7 @@ async def converge_charge(
 async def apply(sessions: Sessions, facts: RefundFacts, *, clock: Clock = utc_now_us) -> None:
     """The same, for a refund that Stripe has just shown us; does nothing for foreign ones."""
     async with sessions.begin() as session:
-        found = await session.scalars(
-            select(Topup)
-            .where(Topup.payment_intent_id == facts.payment_intent_id)
-            .with_for_update()
-        )
-        topup = found.one_or_none()
+        topup = await topups.lock_by_intent(session, facts.payment_intent_id)
         if topup is None:
             return
         refund = await _of(session, topup.id, facts)

@@ -186,6 +186,14 @@ async def recent(session: AsyncSession, organization_id: str, limit: int) -> lis
     return list(found)
 
 
+async def lock_by_intent(session: AsyncSession, payment_intent_id: str | None) -> Topup | None:
+    """The top-up that a payment of Stripe's belongs to, locked; None for foreign payments."""
+    found = await session.scalars(
+        select(Topup).where(Topup.payment_intent_id == payment_intent_id).with_for_update()
+    )
+    return found.one_or_none()
+
+
 async def _lock(session: AsyncSession, topup_id: str | None) -> Topup | None:
     if topup_id is None:
         return None

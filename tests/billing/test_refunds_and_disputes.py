@@ -1,6 +1,7 @@
 """Money that goes back: refunds and disputes, in every order, each once."""
 
 import asyncio
+from typing import cast
 
 import pytest
 
@@ -11,6 +12,7 @@ from billing.errors import PaymentsUnavailable, RefundTooLarge, TopupNotFound
 from billing.holds import HoldWriter
 from billing.payment_models import Refund, Topup
 from billing.payment_profiles import find_profile, set_recharge
+from billing.stripe_client import Payments
 from common.db import read_only
 from tests.billing.fake_stripe.pump import signed
 from tests.billing.payments import (
@@ -281,7 +283,7 @@ async def test_an_old_view_of_a_dispute_does_not_undo_its_end(desk: Desk) -> Non
         async def retrieve_dispute(self, dispute_id: str) -> object:
             return old
 
-    await disputes.converge(desk.sessions, Late(), dispute["id"])  # type: ignore[arg-type]
+    await disputes.converge(desk.sessions, cast(Payments, Late()), dispute["id"])
     assert ((await desk.balance()).posted, await status(desk)) == (50 * DOLLAR, "active")
     assert await desk.failed_checks() == []
 

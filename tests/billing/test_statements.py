@@ -24,6 +24,7 @@ ZONES = [
     "America/Havana",
     "Pacific/Apia",
 ]
+GROUPINGS: tuple[Grouping, ...] = ("hour", "model", "key", "project")
 SUNDAY = date(2026, 10, 25)
 """Clocks go back in Berlin: its day has 25 hours."""
 
@@ -76,8 +77,8 @@ async def test_days_of_every_zone_add_up(books: Books) -> None:
         days = await lines_of(books, "day", zone, first, last)
         expected = await expected_by_day(books, zone)
         assert {day.group: day.charge_nano_usd for day in days} == expected, zone
-        for group_by in ("hour", "model", "key", "project"):
-            lines = await lines_of(books, group_by, zone, first, last)  # type: ignore[arg-type]
+        for group_by in GROUPINGS:
+            lines = await lines_of(books, group_by, zone, first, last)
             assert sum(line.charge_nano_usd for line in lines) == sum(expected.values())
             assert sum(line.requests for line in lines) == 233
         one_by_one = 0

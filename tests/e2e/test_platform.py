@@ -63,7 +63,7 @@ def test_the_quickstart_of_the_readme_works_as_printed(
     assert len(ran.stdout.rsplit("}", 1)[1].strip()) > 20  # what quickstart.py printed
 
 
-CITY = {
+CITY: dict[str, Any] = {
     "type": "object",
     "properties": {
         "city": {"type": "string", "enum": ["Bern", "Basel", "Zürich"]},
@@ -88,7 +88,7 @@ def test_a_form_and_a_forced_call_hold_with_the_real_model(platform: RunningPlat
     )
     assert formed.choices[0].finish_reason == "stop"
     found = json.loads(formed.choices[0].message.content or "")
-    assert found["city"] in CITY["properties"]["city"]["enum"]  # type: ignore[index]
+    assert found["city"] in CITY["properties"]["city"]["enum"]
     function = {"name": "answer", "description": "Answer the question", "parameters": CITY}
     tools = [{"type": "function", "function": function}]
     called = client.chat.completions.create(

@@ -47,9 +47,9 @@ def by_choice(
     emitted: tuple[int, ...] | tuple[tuple[int, ...], ...],
 ) -> tuple[tuple[int, ...], ...]:
     """What one choice has emitted, or each."""
-    if not emitted or isinstance(emitted[0], tuple):
-        return emitted  # type: ignore[return-value]  # the first tells of all
-    return (emitted,)  # type: ignore[return-value]
+    choices = tuple(part for part in emitted if isinstance(part, tuple))
+    tokens = tuple(part for part in emitted if isinstance(part, int))
+    return (tokens,) if tokens else choices
 
 
 @dataclass

@@ -72,13 +72,13 @@ class RandomModel:
 
 
 def create_engine(tokenizer: Tokenizer) -> Engine:
-    runner = ModelRunner(RandomModel(tokenizer.vocab_size), 64)  # type: ignore[arg-type]
+    runner = ModelRunner(RandomModel(tokenizer.vocab_size), 64)  # type: ignore[arg-type]  # pages of its own
     return Engine(runner, EngineSettings(), 64)
 
 
 def asked(request_id: str, structure: Structure | None, num_tokens: int = 200, **more: object):
     sampling = Sampling(temperature=1.0, seed=hash(request_id) % 2**31, stop_token_ids=(EOS,))
-    made = request(request_id, [5, 6, 7], num_tokens, sampling=sampling, **more)  # type: ignore[arg-type]
+    made = request(request_id, [5, 6, 7], num_tokens, sampling=sampling, **more)  # type: ignore[arg-type]  # any field
     return msgspec.structs.replace(made, structure=structure)
 
 

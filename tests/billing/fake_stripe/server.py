@@ -208,7 +208,8 @@ class FakeStripe:
         try:
             self.state.pay(intent, card, is_owner_there=True)
         except Refused as refused:
-            return refused.body["error"]["code"]  # type: ignore[no-any-return]
+            code: str = refused.body["error"]["code"]
+            return code
         session["status"] = "complete"
         is_paid = intent["status"] == "succeeded"
         session["payment_status"] = "paid" if is_paid else "unpaid"

@@ -24,7 +24,7 @@ MACHINE = Machine(
 def machine(cost_model: CostModel = A_MS_A_TOKEN, **settings: object) -> Machine:
     kv_tokens = settings.pop("kv_tokens", MACHINE.kv_tokens)
     changed = MACHINE.settings.model_copy(update=settings)
-    return replace(MACHINE, cost_model=cost_model, kv_tokens=kv_tokens, settings=changed)  # type: ignore[arg-type]
+    return replace(MACHINE, cost_model=cost_model, kv_tokens=kv_tokens, settings=changed)  # type: ignore[arg-type]  # mypy loses the fields of `changed`
 
 
 def request(

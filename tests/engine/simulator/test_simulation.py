@@ -96,7 +96,7 @@ def test_the_schedulers_own_code_runs_in_it(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("kind", ["mixed", "agent"])
 def test_no_policy_beats_the_bound(kind: str, policy: object) -> None:
     requests = WORKLOADS[kind](4.0, 30, 2)
-    ledger = simulate(requests, H100, policy)  # type: ignore[arg-type]
+    ledger = simulate(requests, H100, policy)  # type: ignore[arg-type]  # a name from a list
     found = report(ledger)
     assert found.num_requests == 30
     assert found.ttft.mean >= mean_ttft_bound_s(requests, H100)
