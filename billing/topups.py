@@ -188,6 +188,8 @@ async def recent(session: AsyncSession, organization_id: str, limit: int) -> lis
 
 async def lock_by_intent(session: AsyncSession, payment_intent_id: str | None) -> Topup | None:
     """The top-up that a payment of Stripe's belongs to, locked; None for foreign payments."""
+    if payment_intent_id is None:  # and not the top-ups that nobody has paid yet
+        return None
     found = await session.scalars(
         select(Topup).where(Topup.payment_intent_id == payment_intent_id).with_for_update()
     )

@@ -12,7 +12,7 @@ from billing.errors import PaymentsUnavailable, RefundTooLarge, TopupNotFound
 from billing.holds import HoldWriter
 from billing.payment_models import Refund, Topup
 from billing.payment_profiles import find_profile, set_recharge
-from billing.stripe_client import Payments
+from billing.stripe_client import Payments, RefundFacts
 from common.db import read_only
 from tests.billing.fake_stripe.pump import signed
 from tests.billing.payments import (
@@ -299,3 +299,15 @@ async def test_a_partly_disputed_payment_moves_only_that_part(desk: Desk) -> Non
     assert (await desk.balance()).posted == 50 * DOLLAR - 1_234 * CENT
     assert await desk.failed_checks() == []
     assert await webhooks.process_due(desk.sessions, desk.payments, clock=desk.clock) == 0
+
+
+async def test_a_refund_of_no_known_payment_touches_no_unpaid_topup(desk: Desk) -> None:
+    topup = await desk.open_checkout()
+    assert topup.payment_intent_id is None, "or this test could not fail"
+    facts = RefundFacts(
+        id="re_foreign", payment_intent_id=None, amount_cents=500, status="succeeded", refund_id=None
+    )
+    await refunds.apply(desk.sessions, facts)
+    async with read_only(desk.sessions) as session:
+        assert await session.get(Refund, "re_foreign") is None
+    assert (await desk.balance()).posted == 0
