@@ -33,7 +33,8 @@ def fetch(source: str, models_directory: Path, progress: Progress) -> Checkpoint
         return Checkpoint(path.resolve().name.replace("--", "/"), path.resolve())
     if path.suffix == ".gguf":
         return _from_gguf(path, models_directory, progress)
-    if source.count("/") == 1 and not path.exists():
+    owner, _, name = source.partition("/")
+    if owner not in ("", ".", "..", "~") and name and "/" not in name and not path.exists():
         return _from_hub(source, models_directory, progress)
     raise ModelRefused(f"{source} is no directory, no .gguf file and no name on a model hub")
 

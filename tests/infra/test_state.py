@@ -200,8 +200,9 @@ def test_a_model_to_host_is_a_directory_a_gguf_file_or_a_name_on_a_hub(
     assert asked == ["owner/other"]
     with pytest.raises(ModelRefused, match="does not exist"):
         checkpoints.fetch("/no/such.gguf", tmp_path, print)
-    with pytest.raises(ModelRefused, match="is no directory"):
-        checkpoints.fetch("nothing-of-the-kind", tmp_path, print)
+    for nothing in ("nothing-of-the-kind", "/mistyped", "./mistyped", "~/mistyped"):
+        with pytest.raises(ModelRefused, match="is no directory"):
+            checkpoints.fetch(nothing, tmp_path, print)
 
 
 def test_a_gguf_file_that_cannot_be_read_is_told_and_leaves_nothing(tmp_path: Path) -> None:
