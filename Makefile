@@ -21,11 +21,11 @@ run: environment ## Set up what is missing, start everything, stay in the foregr
 demo: environment ## The same, but stop after one real request
 	@exec $(BIN)/ncompass demo
 
-test: test-environment ## Every test, the end-to-end one included (at most 10 minutes)
+test: test-environment ## Every test, the end-to-end one included (about ten minutes on two cores)
 	$(BIN)/pytest -n 2 -m "not e2e and not clients" $(TEST_FLAGS)
 	$(BIN)/pytest -m e2e $(TEST_FLAGS)
 
-test-fast: test-environment ## The quick tests (at most 90 seconds)
+test-fast: test-environment ## Without the slow, browser and end-to-end tests (about four minutes on two cores)
 	$(BIN)/pytest -n 2 -m "not e2e and not clients and not slow and not browser" $(TEST_FLAGS)
 
 test-e2e: test-environment ## Only the end-to-end tests, against real processes and a browser
