@@ -305,7 +305,11 @@ async def test_a_refund_of_no_known_payment_touches_no_unpaid_topup(desk: Desk) 
     topup = await desk.open_checkout()
     assert topup.payment_intent_id is None, "or this test could not fail"
     facts = RefundFacts(
-        id="re_foreign", payment_intent_id=None, amount_cents=500, status="succeeded", refund_id=None
+        id="re_foreign",
+        payment_intent_id=None,
+        amount_cents=500,
+        status="succeeded",
+        refund_id=None,
     )
     await refunds.apply(desk.sessions, facts)
     async with read_only(desk.sessions) as session:
