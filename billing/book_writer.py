@@ -42,6 +42,44 @@ HOUR_COUNTERS = (
 )
 _NO_FLOOR = -(2**62)
 
+# Built once: to build them anew took a third of the time of a hold.
+_CHANGE_HOLD = (
+    update(cast(Table, HoldRecord.__table__))
+    .where(
+        HoldRecord.request_id == bindparam("b_request_id"),
+        HoldRecord.state == "open",
+        HoldRecord.epoch == bindparam("b_loaded_epoch"),
+    )
+    .values(
+        amount_nano_usd=bindparam("b_amount_nano_usd"),
+        authorized_output_tokens=bindparam("b_authorized_output_tokens"),
+        epoch=bindparam("b_epoch"),
+        state=bindparam("b_state"),
+        charge_nano_usd=bindparam("b_charge_nano_usd"),
+        outcome=bindparam("b_outcome"),
+        closed_at=bindparam("b_closed_at"),
+    )
+)
+_CHANGE_LOT = (
+    update(cast(Table, CreditLot.__table__))
+    .where(CreditLot.id == bindparam("b_id"))
+    .values(remaining_nano_usd=bindparam("b_remaining"))
+)
+_POSTED = Balance.posted_nano_usd + bindparam("b_posted")
+_HELD = Balance.held_nano_usd + bindparam("b_held")
+_MOVE_BALANCE = (
+    update(cast(Table, Balance.__table__))
+    .where(
+        Balance.organization_id == bindparam("b_organization_id"),
+        bindparam("b_floor") <= _POSTED - _HELD,
+    )
+    .values(posted_nano_usd=_POSTED, held_nano_usd=_HELD)
+)
+_INSERTS = {
+    table: insert(cast(Table, table.__table__))
+    for table in (HoldRecord, LedgerTransaction, LedgerEntry, LotUse, UsageRecord)
+}
+
 
 @dataclass(slots=True)
 class HoldState:
@@ -136,30 +174,13 @@ async def write_changes(
 async def _write_holds(connection: AsyncConnection, changes: BookChanges) -> None:
     await _insert(connection, HoldRecord, [hold.as_row() for hold in changes.new_holds])
     new_ids = {hold.request_id for hold in changes.new_holds}
-    statement = (
-        update(cast(Table, HoldRecord.__table__))
-        .where(
-            HoldRecord.request_id == bindparam("b_request_id"),
-            HoldRecord.state == "open",
-            HoldRecord.epoch == bindparam("b_loaded_epoch"),
-        )
-        .values(
-            amount_nano_usd=bindparam("b_amount_nano_usd"),
-            authorized_output_tokens=bindparam("b_authorized_output_tokens"),
-            epoch=bindparam("b_epoch"),
-            state=bindparam("b_state"),
-            charge_nano_usd=bindparam("b_charge_nano_usd"),
-            outcome=bindparam("b_outcome"),
-            closed_at=bindparam("b_closed_at"),
-        )
-    )
     rows = [
         {f"b_{name}": value for name, value in hold.as_row().items()}
         | {"b_loaded_epoch": hold.loaded_epoch}
         for hold in changes.changed_holds.values()
         if hold.request_id not in new_ids
     ]
-    await _update(connection, statement, rows)
+    await _update(connection, _CHANGE_HOLD, rows)
 
 
 async def _write_ledger(
@@ -207,18 +228,13 @@ async def _write_ledger(
     await _insert(connection, LedgerEntry, entries)
     await _insert(connection, LotUse, lot_uses)
     used = {row["lot_id"] for row in lot_uses}
-    statement = (
-        update(cast(Table, CreditLot.__table__))
-        .where(CreditLot.id == bindparam("b_id"))
-        .values(remaining_nano_usd=bindparam("b_remaining"))
-    )
     remaining = [
         {"b_id": lot.id, "b_remaining": lot.remaining_nano_usd}
         for lots in open_lots.values()
         for lot in lots
         if lot.id in used
     ]
-    await _update(connection, statement, remaining)
+    await _update(connection, _CHANGE_LOT, remaining)
 
 
 async def _write_usage(
@@ -288,16 +304,6 @@ def _usage_row(ended: ClosedHold, now_us: int) -> dict[str, Any]:
 
 async def _write_balances(connection: AsyncConnection, moves: dict[str, _Move]) -> None:
     """Last of all, and guarded: what new holds reserve must be covered by what is there."""
-    posted = Balance.posted_nano_usd + bindparam("b_posted")
-    held = Balance.held_nano_usd + bindparam("b_held")
-    statement = (
-        update(cast(Table, Balance.__table__))
-        .where(
-            Balance.organization_id == bindparam("b_organization_id"),
-            posted - held >= bindparam("b_floor"),
-        )
-        .values(posted_nano_usd=posted, held_nano_usd=held)
-    )
     rows = [
         {
             "b_organization_id": organization_id,
@@ -307,14 +313,14 @@ async def _write_balances(connection: AsyncConnection, moves: dict[str, _Move]) 
         }
         for organization_id in sorted(moves)
     ]
-    await _update(connection, statement, rows)
+    await _update(connection, _MOVE_BALANCE, rows)
 
 
 async def _insert(
     connection: AsyncConnection, table: type[Any], rows: list[dict[str, Any]]
 ) -> None:
     if rows:
-        await connection.execute(insert(table.__table__), rows)
+        await connection.execute(_INSERTS[table], _alone_or_all(rows))
 
 
 async def _update(
@@ -323,6 +329,11 @@ async def _update(
     """Run one UPDATE for each row; a row that changes nothing fails the transaction."""
     if not rows:
         return
-    result = await connection.execute(statement, rows)
+    result = await connection.execute(statement, _alone_or_all(rows))
     if result.rowcount != len(rows):
         raise LedgerConflict("A guarded update found its row changed.", rows=len(rows))
+
+
+def _alone_or_all(rows: list[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:
+    """One row by itself: the drivers' way for many takes more round trips."""
+    return rows[0] if len(rows) == 1 else rows

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from accounts.api_keys import require_live
@@ -50,6 +50,35 @@ NOT_ENOUGH = {
 }
 MAX_TOKENS = 2**53
 """Beyond any context; keeps counts within what JSON and 64-bit columns can hold."""
+
+# Built once, and without the ORM: that took a third of the time of a hold.
+_HOLD, _BALANCE = HoldRecord.__table__.c, Balance.__table__.c
+_ORGANIZATION, _API_KEY = Organization.__table__.c, ApiKey.__table__.c
+_HOLDS = (
+    select(HoldRecord.__table__)
+    .where(_HOLD.request_id.in_(bindparam("request_ids", expanding=True)))
+    .order_by(_HOLD.request_id)
+    .with_for_update()
+)
+_ACCOUNTS = (
+    select(
+        _BALANCE.organization_id,
+        _ORGANIZATION.status,
+        _BALANCE.posted_nano_usd,
+        _BALANCE.held_nano_usd,
+    )
+    .join_from(Balance.__table__, Organization.__table__)
+    .where(_BALANCE.organization_id.in_(bindparam("organization_ids", expanding=True)))
+    .order_by(_BALANCE.organization_id)
+    .with_for_update(of=Balance.__table__)
+)
+_KEYS = select(
+    _API_KEY.id,
+    _API_KEY.organization_id,
+    _API_KEY.revoked_at,
+    _API_KEY.expires_at,
+    _API_KEY.project_id,
+).where(_API_KEY.id.in_(bindparam("key_ids", expanding=True)))
 
 
 @dataclass(slots=True)
@@ -348,46 +377,24 @@ class HoldBook:
 
 
 async def _load_holds(session: AsyncSession, request_ids: set[str]) -> dict[str, HoldState]:
-    table = HoldRecord.__table__
-    found = await session.execute(
-        select(table)
-        .where(table.c.request_id.in_(sorted(request_ids)))
-        .order_by(table.c.request_id)
-        .with_for_update()
-    )
+    connection = await session.connection()
+    found = await connection.execute(_HOLDS, {"request_ids": sorted(request_ids)})
     return {
         row["request_id"]: HoldState(**row, loaded_epoch=row["epoch"]) for row in found.mappings()
     }
 
 
 async def _load_accounts(session: AsyncSession, organization_ids: set[str]) -> dict[str, _Account]:
-    found = await session.execute(
-        select(
-            Balance.organization_id,
-            Organization.status,
-            Balance.posted_nano_usd,
-            Balance.held_nano_usd,
-        )
-        .join(Organization, Organization.id == Balance.organization_id)
-        .where(Balance.organization_id.in_(sorted(organization_ids)))
-        .order_by(Balance.organization_id)
-        .with_for_update(of=Balance)
-    )
+    connection = await session.connection()
+    found = await connection.execute(_ACCOUNTS, {"organization_ids": sorted(organization_ids)})
     return {row[0]: _Account(row[1], row[2], row[3]) for row in found}
 
 
 async def _load_keys(session: AsyncSession, key_ids: set[str]) -> dict[str, _Key]:
     if not key_ids:
         return {}
-    found = await session.execute(
-        select(
-            ApiKey.id,
-            ApiKey.organization_id,
-            ApiKey.revoked_at,
-            ApiKey.expires_at,
-            ApiKey.project_id,
-        ).where(ApiKey.id.in_(sorted(key_ids)))
-    )
+    connection = await session.connection()
+    found = await connection.execute(_KEYS, {"key_ids": sorted(key_ids)})
     return {row[0]: _Key(*row[1:]) for row in found}
 
 

@@ -1,7 +1,11 @@
 import time
+from typing import Any
 
-from sqlalchemy import select
+import aiosqlite
+import pytest
+from sqlalchemy import func, select
 
+from common import db
 from common.db import Sessions, database_now_us, read_only
 
 
@@ -16,3 +20,40 @@ async def test_reading_does_not_wait_for_a_writer(sessions: Sessions) -> None:
         await writer.execute(select(1))  # holds SQLite's write lock
         async with read_only(sessions) as reader:
             assert (await reader.execute(select(1))).scalar_one() == 1
+
+
+async def test_a_connection_that_was_lost_while_it_rested_is_replaced(
+    postgresql_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db, "TRUSTED_FOR_S", 0.0)
+    engine = db.create_engine(postgresql_database_url)
+    async with engine.connect() as resting:
+        process = (await resting.execute(select(func.pg_backend_pid()))).scalar_one()
+    other = db.create_engine(postgresql_database_url)
+    async with other.connect() as connection:
+        await connection.execute(select(func.pg_terminate_backend(process)))
+    async with engine.connect() as connection:
+        assert (await connection.execute(select(func.pg_backend_pid()))).scalar_one() != process
+    await engine.dispose()
+    await other.dispose()
+
+
+async def test_a_statement_is_one_visit_to_sqlites_thread(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visits = []
+    execute = aiosqlite.Connection._execute
+
+    async def count(self: aiosqlite.Connection, work: Any, *arguments: Any) -> Any:
+        visits.append(work)
+        return await execute(self, work, *arguments)
+
+    engine = db.create_engine(sqlite_url)
+    async with engine.connect() as connection:
+        monkeypatch.setattr(aiosqlite.Connection, "_execute", count)
+        await connection.execute(select(1))
+        assert len(visits) == 2  # BEGIN too
+        await connection.commit()
+        assert len(visits) == 3
+    assert len(visits) == 3
+    await engine.dispose()
