@@ -10,7 +10,7 @@ TEST_FLAGS ?=
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels format test-models bench-engine bench-scheduler bench-vllm bench-llamacpp bench-ledger mutants chaos migrate clean environment test-environment
+.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels format test-models bench-engine bench-scheduler bench-vllm bench-llamacpp bench-ledger bench-gateway mutants chaos migrate clean environment test-environment
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ bench-llamacpp: test-environment ## The same with llama.cpp, built for this CPU
 
 bench-ledger: test-environment ## Holds a second on both databases; writes var/bench/ledger.json
 	$(BIN)/python -m tests.bench.bench_ledger $(FLAGS)
+
+bench-gateway: test-environment ## What the gateway costs, beside LiteLLM's proxy and Portkey's (minutes); writes var/bench/gateway.json
+	$(BIN)/python -m tests.bench.bench_gateway $(FLAGS)
 
 mutants: test-environment ## Plant mistakes about money, each of which a test must notice (minutes)
 	$(BIN)/python -m tests.billing.kill_mutants $(FLAGS)

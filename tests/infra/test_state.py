@@ -241,3 +241,14 @@ def test_a_command_that_cannot_work_says_why_in_one_line(
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert complaint in ran.stderr
     assert ran.stderr.count("\n") == 1, ran.stderr
+
+
+def test_accepted_connections_never_hold_back_a_small_segment(tmp_path: Path) -> None:
+    settings = InfraSettings(NCOMPASS_VAR=tmp_path, NCOMPASS_PORT=preflight.free_port())
+    with (
+        preflight.listen(settings) as listener,
+        socket.create_connection(listener.getsockname()),
+    ):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
