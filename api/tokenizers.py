@@ -31,7 +31,6 @@ class LoadedTokenizer:
 
     tokenizer: Tokenizer
     context_length: int
-    longest_token_bytes: int
     gate: asyncio.Semaphore
     """Bounds how many long prompts are tokenized at once, over all models."""
 
@@ -83,7 +82,7 @@ class LoadedTokenizer:
 
     def _refuse_hopeless(self, num_characters: int) -> None:
         """Refuse at once what cannot fit even if every token were the longest one."""
-        if num_characters > self.context_length * self.longest_token_bytes:
+        if num_characters > self.context_length * self.tokenizer.longest_token_bytes:
             raise too_long(self.context_length)
 
     def _fitting(self, token_ids: list[int]) -> list[int]:
@@ -118,13 +117,10 @@ class Tokenizers:
 
     async def _load(self, key: tuple[str, str], model: HostedModel) -> LoadedTokenizer:
         tokenizer = await asyncio.to_thread(Tokenizer.load, Path(model.path))
-        longest = await asyncio.to_thread(_longest_token_bytes, tokenizer)
-        loaded = LoadedTokenizer(tokenizer, model.context_length, longest, self._gate)
+        # Asked here, so that no request pays for going through the vocabulary.
+        await asyncio.to_thread(getattr, tokenizer, "longest_token_bytes")
+        loaded = LoadedTokenizer(tokenizer, model.context_length, self._gate)
         self._loaded[key] = loaded
         while len(self._loaded) > self._max:
             self._loaded.popitem(last=False)
         return loaded
-
-
-def _longest_token_bytes(tokenizer: Tokenizer) -> int:
-    return max(len(tokenizer.token_text(token_id)) for token_id in range(tokenizer.vocab_size))

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,18 @@ import sqlalchemy
 from common.db import Sessions, create_engine, create_sessions
 from tests.services import redis_binaries, running_chromium, running_postgresql, running_redis
 
+SHARED_MEMORY = Path("/dev/shm")
+ROOM_FOR_TESTS = 8 << 30
 CACHE = Path(tempfile.gettempdir()) / f"ncompass-test-cache-{os.getuid()}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Databases of tests live in memory where there is room: nobody needs them after a power cut.
+
+    On a disk many of them wait longer for fsync than they compute.
+    """
+    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free >= ROOM_FOR_TESTS:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED_MEMORY))
 
 
 @pytest.fixture(scope="session")
@@ -70,10 +82,8 @@ def sqlite_url(migrated_sqlite: Path, tmp_path: Path) -> str:
 @pytest.fixture
 def postgresql_database_url(postgresql_url: str) -> Iterator[str]:
     """A migrated PostgreSQL database of this test's own."""
-    name = f"test_{os.urandom(6).hex()}"
-    _execute(postgresql_url, f"CREATE DATABASE {name} TEMPLATE template_ncompass")
-    yield _with_database(postgresql_url, name)
-    _execute(postgresql_url, f"DROP DATABASE {name} WITH (FORCE)")
+    with postgresql_copy(postgresql_url, "template_ncompass") as url:
+        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -117,6 +127,15 @@ def browser() -> Iterator[Any]:
         if os.environ.get("CI"):
             pytest.fail(f"browser tests must run in CI: {missing}")
         pytest.skip(f"browser tests need Debian's chromium: {missing}")
+
+
+@contextmanager
+def postgresql_copy(server_url: str, template: str) -> Iterator[str]:
+    """A copy of a database; dropped afterwards, whoever is still connected."""
+    name = f"test_{os.urandom(6).hex()}"
+    _execute(server_url, f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield _with_database(server_url, name)
+    _execute(server_url, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def _with_database(url: str, database: str) -> str:

@@ -155,6 +155,11 @@ class Tokenizer:
         return self.special_token_ids & found
 
     @cached_property
+    def longest_token_bytes(self) -> int:
+        """The most bytes that one id can stand for. Goes through the vocabulary once."""
+        return max(len(self.token_text(token_id)) for token_id in range(self.vocab_size))
+
+    @cached_property
     def strips_first_space(self) -> bool:
         """Whether decoding drops the space before the first word."""
         return self._bytes.strips_first_space

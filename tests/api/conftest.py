@@ -3,9 +3,9 @@
 import asyncio
 import shutil
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,15 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+import sqlalchemy
 import tokenizers
 import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 
 from accounts import api_keys
+from accounts.api_keys import KeyRing
+from accounts.passwords import PasswordHasher
 from accounts.principal import ACCOUNT, INFERENCE, OPERATOR
 from accounts.settings import AccountsSettings
 from api.app import create_app
@@ -29,11 +32,13 @@ from billing.ledger import Balance
 from billing.money import NANO_PER_DOLLAR
 from billing.settings import BillingSettings
 from billing.stripe_settings import StripeSettings
-from common.db import create_engine, create_sessions, read_only
+from common.db import Sessions, create_engine, create_sessions, read_only
 from common.settings import CommonSettings
 from engine import catalog
 from engine.broker.settings import BrokerSettings
+from engine.tokenization import Tokenizer
 from tests.api.fake_worker import FakeWorker, Script
+from tests.conftest import postgresql_copy
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 CONTEXT_LENGTH = 8192
@@ -66,6 +71,7 @@ class Customer:
         return {"authorization": f"Bearer {self.key}"}
 
 
+BILLING = BillingSettings(signup_credit_nano_usd=100 * NANO_PER_DOLLAR)
 STRIPE = StripeSettings(webhook_secret=SecretStr("whsec_of_the_tests"))
 
 
@@ -116,18 +122,8 @@ class Platform:
         return balance
 
     async def sign_up(self, email: str) -> Customer:
-        async with self.services.sessions.begin() as session:
-            signed_up = await signup.sign_up(
-                session,
-                email=email,
-                password=PASSWORD,
-                hasher=self.services.password_hasher,
-                key_ring=self.services.key_ring,
-                accounts_settings=self.services.accounts_settings,
-                billing_settings=self.services.billing_settings,
-            )
-        issued = signed_up.issued_key
-        return Customer(signed_up.organization.id, email, issued.plaintext, issued.key.id)
+        services = self.services
+        return await sign_up(services.sessions, email, services.password_hasher, services.key_ring)
 
     async def issue(self, customer: Customer, *scopes: str) -> Customer:
         """The same organization with another key."""
@@ -156,6 +152,23 @@ class Platform:
             )
 
 
+async def sign_up(
+    sessions: Sessions, email: str, hasher: PasswordHasher, key_ring: KeyRing
+) -> Customer:
+    async with sessions.begin() as session:
+        signed_up = await signup.sign_up(
+            session,
+            email=email,
+            password=PASSWORD,
+            hasher=hasher,
+            key_ring=key_ring,
+            accounts_settings=ACCOUNTS,
+            billing_settings=BILLING,
+        )
+    issued = signed_up.issued_key
+    return Customer(signed_up.organization.id, email, issued.plaintext, issued.key.id)
+
+
 async def host_model(database_url: str, directory: Path) -> None:
     engine = create_engine(database_url)
     async with create_sessions(engine).begin() as session:
@@ -175,16 +188,38 @@ async def host_model(database_url: str, directory: Path) -> None:
     await engine.dispose()
 
 
+@dataclass(frozen=True)
+class Populated:
+    """A database that hosts the model and knows one customer."""
+
+    url: str
+    customer: Customer
+
+
+async def populate(database_url: str, directory: Path) -> Populated:
+    """Host the model of `directory` and sign up a customer, with no platform running."""
+    await host_model(database_url, directory)
+    engine = create_engine(database_url)
+    hasher = PasswordHasher(ACCOUNTS)
+    try:
+        customer = await sign_up(
+            create_sessions(engine), "ada@example.com", hasher, KeyRing(ACCOUNTS.api_key_peppers)
+        )
+    finally:
+        hasher.close()
+        await engine.dispose()
+    return Populated(database_url, customer)
+
+
 @asynccontextmanager
 async def open_platform(
-    database_url: str, redis_url: str, directory: Path, **api: Any
+    database: Populated, redis_url: str, directory: Path, **api: Any
 ) -> AsyncIterator[Platform]:
-    await host_model(database_url, directory)
-    common = CommonSettings(database_url=SecretStr(database_url), redis_url=SecretStr(redis_url))
+    common = CommonSettings(database_url=SecretStr(database.url), redis_url=SecretStr(redis_url))
     async with open_services(
         common=common,
         accounts=ACCOUNTS,
-        billing=BillingSettings(signup_credit_nano_usd=100 * NANO_PER_DOLLAR),
+        billing=BILLING,
         stripe=STRIPE,
         broker=BROKER,
         api=API.model_copy(update=api),
@@ -194,53 +229,100 @@ async def open_platform(
         transport = httpx.ASGITransport(app, raise_app_exceptions=True)
         try:
             async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
-                platform = Platform(
+                # Tests about time must not meet the first use of a tokenizer.
+                await services.tokenizers.get((await services.catalogue.find(MODEL)).model)
+                yield Platform(
                     services=services,
                     app=app,
                     client=client,
                     worker=worker,
                     directory=directory,
-                    customer=Customer("", "", "", ""),
+                    customer=database.customer,
                 )
-                platform.customer = await platform.sign_up("ada@example.com")
-                # Tests about time must not meet the first use of a tokenizer.
-                await services.tokenizers.get((await services.catalogue.find(MODEL)).model)
-                yield platform
         finally:
             worker.stop()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def tokenizers_are_read_once() -> Iterator[None]:
+    """A tokenizer takes a quarter of a second to read and never changes: one serves all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tokenizer, "load", cache(Tokenizer.load))
+        yield
+
+
+@pytest.fixture(scope="session")
+def template_sqlite(
+    migrated_sqlite: Path, default_model_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Populated:
+    """A populated SQLite file to copy: to sign up anew for every test took longer than the test."""
+    path = tmp_path_factory.mktemp("populated") / "template.sqlite3"
+    shutil.copyfile(migrated_sqlite, path)
+    return asyncio.run(populate(f"sqlite+aiosqlite:///{path}", default_model_directory))
+
+
+def copied(template: Populated, path: Path) -> Populated:
+    shutil.copyfile(template.url.removeprefix("sqlite+aiosqlite:///"), path)
+    return replace(template, url=f"sqlite+aiosqlite:///{path}")
+
+
+@pytest.fixture
+def populated_sqlite(template_sqlite: Populated, tmp_path: Path) -> Populated:
+    return copied(template_sqlite, tmp_path / "populated.sqlite3")
+
+
+@pytest.fixture(scope="session")
+def template_postgresql(postgresql_url: str, default_model_directory: Path) -> Iterator[Populated]:
+    """The same in PostgreSQL."""
+    with postgresql_copy(postgresql_url, "template_ncompass") as url:
+        yield asyncio.run(populate(url, default_model_directory))
+
+
+@pytest.fixture
+def populated_postgresql(
+    postgresql_url: str, template_postgresql: Populated
+) -> Iterator[Populated]:
+    template = sqlalchemy.make_url(template_postgresql.url).database
+    assert template is not None
+    with postgresql_copy(postgresql_url, template) as url:
+        yield replace(template_postgresql, url=url)
+
+
+@pytest.fixture(params=["populated_sqlite", "populated_postgresql"], ids=["sqlite", "postgresql"])
+def populated(request: pytest.FixtureRequest) -> Populated:
+    """A populated database, once on each engine that the product supports."""
+    chosen: Populated = request.getfixturevalue(request.param)
+    return chosen
+
+
 @pytest.fixture
 async def platform(
-    sqlite_url: str, clean_redis: str, default_model_directory: Path
+    populated_sqlite: Populated, clean_redis: str, default_model_directory: Path
 ) -> AsyncIterator[Platform]:
     """The API on SQLite."""
-    async with open_platform(sqlite_url, clean_redis, default_model_directory) as opened:
+    async with open_platform(populated_sqlite, clean_redis, default_model_directory) as opened:
         yield opened
-
-
-@pytest.fixture(scope="module")
-def module_sqlite_url(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("module") / "ncompass.sqlite3"
-    shutil.copyfile(migrated_sqlite, path)
-    return f"sqlite+aiosqlite:///{path}"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_platform(
-    module_sqlite_url: str, redis_url: str, default_model_directory: Path
+    template_sqlite: Populated,
+    redis_url: str,
+    default_model_directory: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Platform]:
     """One API for all tests of a module that leave nothing behind, such as those about 400s."""
-    async with open_platform(module_sqlite_url, redis_url, default_model_directory) as opened:
+    database = copied(template_sqlite, tmp_path_factory.mktemp("module") / "ncompass.sqlite3")
+    async with open_platform(database, redis_url, default_model_directory) as opened:
         yield opened
 
 
 @pytest.fixture
 async def platform_on_each_database(
-    database_url: str, clean_redis: str, default_model_directory: Path
+    populated: Populated, clean_redis: str, default_model_directory: Path
 ) -> AsyncIterator[Platform]:
     """The API on SQLite and on PostgreSQL: for tests about money."""
-    async with open_platform(database_url, clean_redis, default_model_directory) as opened:
+    async with open_platform(populated, clean_redis, default_model_directory) as opened:
         yield opened
 
 

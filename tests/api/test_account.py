@@ -8,15 +8,15 @@ import pytest
 
 from accounts.throttle import Throttle
 from billing.money import parse_usd
-from tests.api.conftest import MODEL, PASSWORD, Platform, open_platform
+from tests.api.conftest import MODEL, PASSWORD, Platform, Populated, open_platform
 from tests.api.test_validation import assert_envelope
 
 
 @pytest.fixture
 async def each(
-    database_url: str, clean_redis: str, default_model_directory: Path
+    populated: Populated, clean_redis: str, default_model_directory: Path
 ) -> AsyncIterator[Platform]:
-    async with open_platform(database_url, clean_redis, default_model_directory) as opened:
+    async with open_platform(populated, clean_redis, default_model_directory) as opened:
         yield opened
 
 

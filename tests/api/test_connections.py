@@ -12,7 +12,7 @@ import pytest
 from billing import usage
 from billing.money import cost
 from common.db import read_only
-from tests.api.conftest import MODEL, Platform, open_platform, serving
+from tests.api.conftest import MODEL, Platform, Populated, open_platform, serving
 from tests.api.fake_worker import Script
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Tell me a story"}]}
@@ -123,11 +123,11 @@ async def test_a_hang_up_in_the_queue_withdraws_the_request(
 
 
 async def test_a_client_that_stops_reading_is_cut_and_pays_what_was_sent(
-    sqlite_url: str, clean_redis: str, default_model_directory: Path
+    populated_sqlite: Populated, clean_redis: str, default_model_directory: Path
 ) -> None:
     async with (
         open_platform(
-            sqlite_url, clean_redis, default_model_directory, send_timeout_s=0.5
+            populated_sqlite, clean_redis, default_model_directory, send_timeout_s=0.5
         ) as platform,
         serving(platform.app) as url,
     ):
@@ -180,9 +180,11 @@ async def test_a_worker_that_dies_with_no_other_left_costs_nothing(
 
 
 async def test_shutdown_lets_short_requests_finish_and_voids_long_ones(
-    sqlite_url: str, clean_redis: str, default_model_directory: Path
+    populated_sqlite: Populated, clean_redis: str, default_model_directory: Path
 ) -> None:
-    opening = open_platform(sqlite_url, clean_redis, default_model_directory, drain_timeout_s=0.5)
+    opening = open_platform(
+        populated_sqlite, clean_redis, default_model_directory, drain_timeout_s=0.5
+    )
     async with opening as platform:
         short, long = Script(platform.ids("done"), first_delay_s=0.2), Script(end="never")
         platform.worker.script_of = lambda request: (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from tests.api.conftest import MODEL, Platform, open_platform
+from tests.api.conftest import MODEL, Platform, open_platform, populate
 from tests.api.test_chat import events
 from tests.api.test_messages import named_events
 from tests.api.test_responses import typed_events
@@ -45,7 +45,8 @@ def thinking_directory(
 async def thinker(
     sqlite_url: str, clean_redis: str, thinking_directory: Path
 ) -> AsyncIterator[Platform]:
-    async with open_platform(sqlite_url, clean_redis, thinking_directory) as opened:
+    database = await populate(sqlite_url, thinking_directory)
+    async with open_platform(database, clean_redis, thinking_directory) as opened:
         yield opened
 
 
