@@ -6,6 +6,7 @@ steps through the real model: prefills of several lengths, decodes of several ba
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
 
@@ -21,6 +22,8 @@ from kernels.linear import PackedLinear, linear
 
 logger = structlog.get_logger(__name__)
 
+ALONE: AbstractContextManager[None] = nullcontext()
+"""Nobody else computes in this process."""
 REPETITIONS = 2
 LONG_S = 1.0
 """A step that takes longer is not repeated."""
@@ -80,17 +83,27 @@ def choose_dtype(device: torch.device) -> torch.dtype:
     return min(seconds, key=lambda dtype: prod(seconds[dtype]))
 
 
-def fit_cost_model(model: Model, kv_cache: KVBlocks, num_blocks: int) -> CostModel:
-    """Time synthetic steps in `kv_cache`, whose content is overwritten, and fit their seconds."""
+def fit_cost_model(
+    model: Model,
+    kv_cache: KVBlocks,
+    num_blocks: int,
+    *,
+    alone: AbstractContextManager[None] = ALONE,
+) -> CostModel:
+    """Time synthetic steps in `kv_cache`, whose content is overwritten, and fit their seconds.
+
+    `alone` is entered for each: other models of this process have their turns in between.
+    """
     context_length = model.spec.context_length
     measured = [
-        MeasuredStep(step.work, _best_s(_runner(model, kv_cache, step)))
+        MeasuredStep(step.work, _best_s(_runner(model, kv_cache, step), alone))
         for step in _steps(model.device.type)
         if step.num_blocks <= num_blocks and max(step.context_lens) <= context_length
         # where a decode needs the past that its own cache holds, whole prompts must do
         if model.spec.shares_blocks or step.query_lens == step.context_lens
     ]
-    weights_s = model.spec.weight_bytes / _read_rate(model.device)
+    with alone:
+        weights_s = model.spec.weight_bytes / _read_rate(model.device)
     cost_model = fit_roofline(measured, weights_s)
     logger.info(
         "calibrated",
@@ -98,6 +111,20 @@ def fit_cost_model(model: Model, kv_cache: KVBlocks, num_blocks: int) -> CostMod
         worst_error=round(max(map(abs, relative_errors(cost_model, measured))), 3),
     )
     return cost_model
+
+
+def warm_up(
+    model: Model,
+    kv_cache: KVBlocks,
+    num_blocks: int,
+    *,
+    alone: AbstractContextManager[None] = ALONE,
+) -> None:
+    """One prompt through the model, so that no caller waits for what is compiled at first use."""
+    num_tokens = min(BLOCK_SIZE, model.spec.context_length)
+    if num_blocks > 0:
+        with alone:
+            _runner(model, kv_cache, _Step.prefill(num_tokens, num_tokens))()
 
 
 def _steps(device_type: str) -> list[_Step]:
@@ -145,12 +172,13 @@ def _runner(model: Model, kv_cache: KVBlocks, step: _Step) -> Callable[[], objec
     return run
 
 
-def _best_s(run: Callable[[], object]) -> float:
+def _best_s(run: Callable[[], object], alone: AbstractContextManager[None] = ALONE) -> float:
     seconds: list[float] = []
     while len(seconds) <= REPETITIONS and sum(seconds) < LONG_S:  # the first one warms up
-        started = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - started)
+        with alone:
+            started = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - started)
     return min(seconds)
 
 

@@ -125,6 +125,11 @@ class Engine:
         return self._scheduler.has_work or bool(self._output.frames or self._output.finished)
 
     @property
+    def prefill_key(self) -> float | None:
+        """Of the most urgent prompt that is not computed yet; None where there is none."""
+        return self._scheduler.prefill_key
+
+    @property
     def stats(self) -> EngineStats:
         """A snapshot of the counters."""
         scheduler = self._scheduler

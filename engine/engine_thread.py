@@ -1,100 +1,114 @@
-"""The worker's compute loop: orders, one step, news, again. Knows no Redis."""
+"""The worker's compute loop: orders, a step of the model whose turn it is, news, again."""
+
+import threading
+import time
+from collections.abc import Callable
 
 import structlog
+import torch
 
-from engine.engine import Engine, StepOutput
-from engine.mailbox import EngineOrders, Mailbox
-from engine.messages import GenerateRequest, IntegrityReport
-from engine.structured import CompiledRequest, StructureDesk
+from engine.mailbox import Bells
+from engine.served_model import ServedModel
+from engine.turns import Turns
+from engine.turnstile import Turnstile
 
 logger = structlog.get_logger(__name__)
 
-MAX_FAILURES_IN_A_ROW = 5
-"""After so many failed steps the worker ends, and its supervisor starts another."""
+OnBroken = Callable[[str], None]
+"""Hears the name of a model whose steps fail again and again."""
 
 
 class EngineThread:
-    """Runs the engine until it is told to stop. `run` is the thread's whole life."""
+    """Runs the loaded models until it is told to stop. `run` is the thread's whole life."""
 
-    def __init__(self, engine: Engine, mailbox: Mailbox, desk: StructureDesk) -> None:
-        self._engine = engine
-        self._mailbox = mailbox
-        self._desk = desk
-        self._num_failures = 0
+    def __init__(self, bells: Bells, turnstile: Turnstile, *, quantum_s: float) -> None:
+        self.on_broken: OnBroken | None = None
+        """Who hears of a model that is given up; without anybody the thread ends."""
+        self._bells = bells
+        self._turnstile = turnstile
+        self._turns = Turns(quantum_s)
+        self._models: dict[str, ServedModel] = {}
+        self._changes = threading.Condition()
+        self._wanted: dict[str, ServedModel] = {}
+        """What `_models` is to be; under `_changes`."""
+        self._is_stopping = False
+        self._num_torch_threads = 0
+
+    def add(self, model: ServedModel) -> None:
+        """Serve one more model."""
+        with self._changes:
+            self._wanted = self._wanted | {model.name: model}
+        self._bells.ordered.set()
+
+    def remove(self, name: str) -> None:
+        """Forget the model; returns when no step of it runs and nothing refers to it any more."""
+        with self._changes:
+            self._wanted = {key: model for key, model in self._wanted.items() if key != name}
+            self._bells.ordered.set()
+            while name in self._models and not self._is_stopping:
+                self._changes.wait()
+
+    def stop(self) -> None:
+        """End after the step that runs."""
+        with self._changes:
+            self._is_stopping = True
+            self._changes.notify_all()
+        self._bells.ordered.set()
 
     def run(self) -> None:
         """Steps while there is work, sleeps while there is none.
 
-        Raises RuntimeError when the model fails again and again.
+        Raises what made a model fail again and again when it is the only one.
         """
-        engine, mailbox = self._engine, self._mailbox
-        while True:
-            orders = mailbox.take_orders(is_idle=not engine.has_work)
-            if orders.is_stopping:
+        while not self._is_stopping:
+            self._change()
+            if busy := self._obey():
+                self._step(self._turns.next(busy))
+            else:
+                self._bells.ordered.wait()
+            self._bells.ordered.clear()
+
+    def _obey(self) -> dict[str, float | None]:
+        """Let every model hear its orders; those that have work, with their first prompts' keys.
+
+        (No name here outlives the call: what `remove` has forgotten is to be freed.)
+        """
+        for model in self._models.values():
+            model.obey()
+        return {
+            name: model.engine.prefill_key
+            for name, model in self._models.items()
+            if model.engine.has_work
+        }
+
+    def _change(self) -> None:
+        with self._changes:
+            for name in self._models.keys() - self._wanted.keys():
+                self._turns.forget(name)
+            if self._models is not self._wanted:
+                self._models = self._wanted
+                self._changes.notify_all()
+
+    def _step(self, name: str) -> None:
+        model = self._models[name]
+        began_s = time.perf_counter()
+        with self._turnstile:
+            if model.num_torch_threads not in (0, self._num_torch_threads):
+                self._num_torch_threads = model.num_torch_threads
+                torch.set_num_threads(self._num_torch_threads)
+            try:
+                model.step()
+            except Exception:
+                if len(self._models) == 1 or self.on_broken is None:
+                    raise
+                self._give_up(name)
                 return
-            self._obey(orders)
-            if engine.has_work:
-                output = self._step()
-                mailbox.tell(engine.stats, output=output)
-            else:
-                mailbox.tell(engine.stats)
-                self._check_at_idle()
+        self._turns.charge(name, time.perf_counter() - began_s)
 
-    def _obey(self, orders: EngineOrders) -> None:
-        engine = self._engine
-        for request in orders.requests:
-            if request.structure is None:
-                engine.add(request)
-            else:
-                self._desk.take(request)
-        for compiled in orders.compiled:
-            self._add_compiled(compiled)
-        for cancel in orders.cancels:
-            self._end_compiling(self._desk.withdraw(cancel.request_id, cancel.attempt))
-            engine.cancel(cancel.request_id, cancel.attempt)
-        for request_id, attempt in orders.lost.items():
-            self._desk.withdraw(request_id, attempt)
-            engine.cancel(request_id, attempt, is_silent=True)
-        if orders.dead_nodes:
-            self._end_compiling(self._desk.withdraw(nodes=orders.dead_nodes))
-            engine.cancel_nodes(orders.dead_nodes)
-        if orders.is_draining:
-            compiling = [request.request_id for request in self._desk.withdraw()]
-            self._mailbox.tell(engine.stats, withdrawn=engine.withdraw_waiting() + compiling)
-        for check in orders.checks:
-            report = IntegrityReport(token=check.token, problems=engine.problems())
-            self._mailbox.tell(engine.stats, integrity=report)
-
-    def _add_compiled(self, compiled: CompiledRequest) -> None:
-        if not self._desk.finish(compiled):
-            return
-        grammar = compiled.grammar
-        if grammar is None:
-            reason = "the grammar could not be compiled"
-            self._engine.refuse(compiled.request, reason, is_callers_fault=False)
-        elif grammar.compiled is None:
-            self._engine.refuse(compiled.request, grammar.refusal, is_callers_fault=True)
-        else:
-            self._engine.add(compiled.request, grammar)
-
-    def _end_compiling(self, requests: list[GenerateRequest]) -> None:
-        """Nobody waits for them any more; the queue hears that they have ended."""
-        for request in requests:
-            self._engine.refuse(request, "cancelled", is_callers_fault=False)
-
-    def _step(self) -> StepOutput:
-        """One step; a failing one ends its own requests with an error and no others."""
-        try:
-            output = self._engine.step()
-        except Exception:
-            logger.exception("step failed", failures=self._num_failures + 1)
-            self._num_failures += 1
-            if self._num_failures >= MAX_FAILURES_IN_A_ROW:
-                raise
-            return self._engine.abandon("the worker failed to compute a step")
-        self._num_failures = 0
-        return output
-
-    def _check_at_idle(self) -> None:
-        for problem in self._engine.problems():
-            logger.error("integrity", problem=problem)
+    def _give_up(self, name: str) -> None:
+        """One of several models cannot compute any more: the others go on."""
+        logger.error("model given up", model=name)
+        with self._changes:
+            self._wanted = {key: model for key, model in self._wanted.items() if key != name}
+        assert self.on_broken is not None
+        self.on_broken(name)

@@ -1,16 +1,18 @@
 """From a directory and the settings to an engine that is ready to run."""
 
 import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from engine.assembly import BLOCK_SIZE
-from engine.calibration import choose_dtype, fit_cost_model
+from engine.calibration import ALONE, choose_dtype, fit_cost_model, warm_up
 from engine.calibration_cache import calibrated, fingerprint
 from engine.engine import Engine
 from engine.errors import ModelRefused
+from engine.memory_budget import free_bytes
 from engine.model_runner import ModelRunner
 from engine.models.choice import load_model
 from engine.models.model import ModelSpec
@@ -33,18 +35,30 @@ class LoadedEngine:
     engine: Engine
     report: LoadReport
     dtype: str
+    num_torch_threads: int
+    """What plain torch is to compute its steps with."""
 
 
 def load_engine(
-    directory: Path, settings: EngineSettings, *, policy: PlanFunction = plan
+    directory: Path,
+    settings: EngineSettings,
+    *,
+    policy: PlanFunction = plan,
+    pool_bytes: int | None = None,
+    alone: AbstractContextManager[None] = ALONE,
 ) -> LoadedEngine:
-    """Load the weights, size the KV cache, calibrate. Raises ModelRefused with the reason."""
+    """Load the weights, size the KV cache, calibrate. Raises ModelRefused with the reason.
+
+    `pool_bytes` bounds the KV cache; None: a share of what is free. Where other models run in this
+    process, `alone` is entered for each measurement.
+    """
     refuse_without_tokenizer(directory)
-    device = _device(settings)
+    device = device_of(settings)
     # Beside the compiled kernels, whose own threads do the work, torch's threads only disturb: one
     # made decode steps 26 % shorter at batch 8, 12 % at 64, and prefill 4 % (two cores, bf16).
     torch.set_num_threads(1 if library.active() else num_threads(settings))
-    dtype = DTYPES.get(settings.dtype) or choose_dtype(device)
+    settings = with_dtype(settings)
+    dtype = DTYPES[settings.dtype]
     if settings.quantization != "none" and (device.type != "cpu" or library.active() is None):
         raise ModelRefused(
             "quantised weights need the compiled CPU kernels", setting="quantization"
@@ -54,10 +68,12 @@ def load_engine(
     )
     if not report.is_fused:  # there torch computes the products
         torch.set_num_threads(num_threads(settings))
-    num_blocks, max_running = _capacity(model.spec, settings, device)
+    if pool_bytes is None:
+        pool_bytes = _pool_bytes(settings, device)
+    num_blocks, max_running = _capacity(model.spec, settings, pool_bytes)
     settings = settings.model_copy(update={"max_running": max_running})
     runner = ModelRunner(model, num_blocks)
-    cost_model, _ = calibrated(
+    cost_model, is_remembered = calibrated(
         settings.calibration_cache,
         fingerprint(
             directory,
@@ -66,11 +82,23 @@ def load_engine(
             num_threads=num_threads(settings),
             kernels=f"{_kernels_name()}, quantization {settings.quantization}",
         ),
-        lambda: fit_cost_model(model, runner.kv_cache, num_blocks),
+        lambda: fit_cost_model(model, runner.kv_cache, num_blocks, alone=alone),
     )
+    if is_remembered:
+        warm_up(model, runner.kv_cache, num_blocks, alone=alone)
     engine = Engine(runner, settings, num_blocks, cost_model=cost_model, policy=policy)
     report = replace(report, has_chat_template=has_chat_template(directory))
-    return LoadedEngine(engine, report, "bf16" if dtype == torch.bfloat16 else "fp32")
+    return LoadedEngine(engine, report, settings.dtype, torch.get_num_threads())
+
+
+def with_dtype(settings: EngineSettings) -> EngineSettings:
+    """The same settings with a precision: `auto` is measured, before anything else runs."""
+    device = device_of(settings)
+    if settings.dtype != "auto":
+        return settings
+    torch.set_num_threads(1 if library.active() else num_threads(settings))
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    return settings.model_copy(update={"dtype": names[choose_dtype(device)]})
 
 
 def num_threads(settings: EngineSettings) -> int:
@@ -87,25 +115,28 @@ def _kernels_name() -> str:
     return "plain torch" if compiled is None else compiled.path.name
 
 
-def _device(settings: EngineSettings) -> torch.device:
+def device_of(settings: EngineSettings) -> torch.device:
+    """Where models run. Raises ModelRefused when it was asked for and is not there."""
     has_cuda = torch.cuda.is_available()
     if settings.device == "cuda" and not has_cuda:
         raise ModelRefused("NCOMPASS_ENGINE_DEVICE is cuda, but torch sees no CUDA device")
     return torch.device("cuda" if has_cuda and settings.device != "cpu" else "cpu")
 
 
-def _capacity(spec: ModelSpec, settings: EngineSettings, device: torch.device) -> tuple[int, int]:
-    """(blocks, running sequences) for the configured memory.
+def _pool_bytes(settings: EngineSettings, device: torch.device) -> int:
+    """The KV cache of a model that has the machine to itself."""
+    if settings.kv_cache_mib:
+        return settings.kv_cache_mib * MIB
+    available = int(free_bytes(device) * settings.kv_cache_share)
+    return min(available, settings.kv_cache_mib_max * MIB) if device.type == "cpu" else available
+
+
+def _capacity(spec: ModelSpec, settings: EngineSettings, available: int) -> tuple[int, int]:
+    """(blocks, running sequences) for `available` bytes.
 
     States of a fixed size may take half of it; where blocks cost nothing, the contexts of all
     running sequences are the limit.
     """
-    if settings.kv_cache_mib:
-        available = settings.kv_cache_mib * MIB
-    else:
-        available = int(_free_bytes(device) * settings.kv_cache_share)
-        if device.type == "cpu":
-            available = min(available, settings.kv_cache_mib_max * MIB)
     max_running = settings.max_running
     if spec.bytes_per_sequence:
         max_running = min(max_running, available // 2 // spec.bytes_per_sequence)
@@ -119,14 +150,3 @@ def _capacity(spec: ModelSpec, settings: EngineSettings, device: torch.device) -
             f"the KV cache needs at least {needed // MIB + 1} MiB, {available // MIB} are there"
         )
     return num_blocks, max_running
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,4 +1,7 @@
-"""What the worker's threads hand to each other: messages in both directions, under one lock."""
+"""What the worker's threads hand to each other: messages in both directions, a mailbox for each model.
+
+The engine thread sleeps until any model has orders, the I/O thread until any has news: `Bells`.
+"""
 
 import threading
 from collections import deque
@@ -24,7 +27,6 @@ class EngineOrders:
     checks: list[CheckIntegrity] = field(default_factory=list)
     compiled: "list[CompiledRequest]" = field(default_factory=list)
     is_draining: bool = False
-    is_stopping: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -37,7 +39,6 @@ class EngineOrders:
             or self.checks
             or self.compiled
             or self.is_draining
-            or self.is_stopping
         )
 
 
@@ -51,18 +52,26 @@ class EngineNews:
     integrity: IntegrityReport | None = None
 
 
-class Mailbox:
-    """Orders for the engine thread, news for the I/O thread. Every method is thread-safe."""
+@dataclass(frozen=True, slots=True)
+class Bells:
+    """What the two threads of a worker sleep on. Who wakes clears his bell, then looks everywhere."""
 
-    def __init__(self, stats: EngineStats) -> None:
+    ordered: threading.Event = field(default_factory=threading.Event)
+    """For the engine thread."""
+    told: threading.Event = field(default_factory=threading.Event)
+    """For the I/O thread."""
+
+
+class Mailbox:
+    """Orders for one model's engine, news for its I/O. Every method is thread-safe."""
+
+    def __init__(self, stats: EngineStats, bells: Bells) -> None:
         self._lock = threading.Lock()
-        self._ordered = threading.Condition(self._lock)
-        self._told = threading.Condition(self._lock)
+        self._bells = bells
         self._orders = EngineOrders()
         self._outputs: deque[StepOutput] = deque()
         self._withdrawn: list[str] = []
         self._integrity: IntegrityReport | None = None
-        self._is_woken = False
         self._stats = stats
 
     # for the I/O thread
@@ -85,38 +94,24 @@ class Mailbox:
             self._orders.dead_nodes |= dead_nodes or set()
             self._orders.checks += checks or []
             self._orders.compiled += compiled or []
-            if not self._orders.is_empty:
-                self._ordered.notify()
+            is_empty = self._orders.is_empty
+        if not is_empty:
+            self._bells.ordered.set()
 
     def order_drain(self) -> None:
         """Start nothing more; what waits is withdrawn."""
         with self._lock:
             self._orders.is_draining = True
-            self._ordered.notify()
+        self._bells.ordered.set()
 
-    def order_stop(self) -> None:
-        """End the engine thread after its step."""
+    def take_news(self) -> EngineNews:
+        """What the engine has told since the last call."""
         with self._lock:
-            self._orders.is_stopping = True
-            self._ordered.notify()
-
-    def wait_for_news(self, timeout_s: float) -> EngineNews:
-        """Sleep until the engine has news, somebody calls `wake`, or the time is over."""
-        with self._lock:
-            if not (self._outputs or self._withdrawn or self._integrity or self._is_woken):
-                self._told.wait(timeout_s)
-            self._is_woken = False
             news = EngineNews(list(self._outputs), self._withdrawn, self._integrity)
             self._outputs.clear()
             self._withdrawn = []
             self._integrity = None
             return news
-
-    def wake(self) -> None:
-        """Let `wait_for_news` return."""
-        with self._lock:
-            self._is_woken = True
-            self._told.notify()
 
     @property
     def stats(self) -> EngineStats:
@@ -126,11 +121,9 @@ class Mailbox:
 
     # for the engine thread
 
-    def take_orders(self, *, is_idle: bool) -> EngineOrders:
-        """The orders so far; an idle engine sleeps until there are some."""
+    def take_orders(self) -> EngineOrders:
+        """The orders since the last call."""
         with self._lock:
-            while is_idle and self._orders.is_empty:
-                self._ordered.wait()
             orders, self._orders = self._orders, EngineOrders()
             return orders
 
@@ -149,4 +142,4 @@ class Mailbox:
             self._integrity = integrity or self._integrity
             if output is not None:
                 self._outputs.append(output)
-            self._told.notify()
+        self._bells.told.set()

@@ -14,7 +14,9 @@ import msgspec
 FinishReason = Literal["stop", "length", "abort", "error"]
 """`stop`: an end-of-sequence or stop id. `length`: the authorized tokens are used up."""
 
-WorkerState = Literal["loading", "warming", "ready", "draining"]
+WorkerState = Literal["unloaded", "loading", "warming", "ready", "draining", "failed"]
+"""Of one model on one worker. `unloaded`: hosted, and loaded when somebody asks for it. `failed`: it
+could not be loaded, the load report says why."""
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -296,4 +298,15 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """Calibrated when the worker started, corrected by its last steps."""
     utilisation: Utilisation = Utilisation()
     load_report: str = ""
+    """How the model was loaded, or why it could not be."""
     integrity: IntegrityReport | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests may wait for this worker: it runs the model, or will when asked."""
+        return self.state != "failed"
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a request that is taken now can start now."""
+        return self.state in ("ready", "draining")

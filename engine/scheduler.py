@@ -63,6 +63,12 @@ class Scheduler:
         """Whether a step would compute anything."""
         return bool(self.waiting or self.paused) or bool(self.slots.is_decoding.any())
 
+    @property
+    def prefill_key(self) -> float | None:
+        """Of the most urgent prompt that is not computed yet; None where there is none."""
+        keys = [sequence.place for sequence in (*self.paused, *self.waiting.first(1))]
+        return min(keys, default=None)
+
     def sequences(self) -> list[Sequence]:
         """All of them."""
         return [*self.waiting, *(sequence for sequence in self.by_slot if sequence is not None)]

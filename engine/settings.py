@@ -29,8 +29,15 @@ class EngineSettings(BaseSettings):
     """Where measured cost models are kept, by model, precision, device and library versions."""
 
     # memory
+    memory_mib: int = Field(default=0, ge=0)
+    """For the weights and KV caches of all models; 0 takes a share of what is free at the start."""
+    memory_share: float = Field(default=0.9, gt=0, le=1)
+    idle_unload_s: float = Field(default=0.0, ge=0)
+    """A model that had no request for so long is unloaded, and comes back on the next; 0: never."""
+    swap_after_s: float = Field(default=30.0, gt=0)
+    """Where all loaded models are busy: how long another one's requests wait until one gives way."""
     kv_cache_mib: int = Field(default=0, ge=0)
-    """Memory of the KV cache; 0 takes a share of what is free when the worker starts."""
+    """KV cache of each model; 0 takes a share of the memory that is left when it is loaded."""
     kv_cache_share: float = Field(default=0.3, gt=0, lt=1)
     kv_cache_mib_max: int = Field(default=6144, ge=1)
     """Upper limit of the automatic choice on the CPU, where others need the memory as well."""

@@ -1,8 +1,9 @@
-"""`python -m engine.worker`: one replica of one model.
+"""`python -m engine.worker`: owns one device and runs the models that it hosts on it.
 
-One thread computes, one talks to Redis, one sleeps on the wake-up list; the main thread waits for
-signals. SIGTERM drains: nothing more is taken, what runs may finish within a bound, the rest goes
-back to the queue. A second signal ends the process at once.
+One thread computes, one talks to Redis, one loads and unloads models, and one for each loaded model
+sleeps on its wake-up list; the main thread waits for signals. SIGTERM drains: nothing more is taken,
+what runs may finish within a bound, the rest goes back to the queue. A second signal ends the process
+at once.
 """
 
 import argparse
@@ -11,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,20 +21,19 @@ import structlog
 from redis import Redis
 
 from common import logging as platform_logging
-from common.clock import utc_now_us
 from common.ids import new_id
 from common.settings import CommonSettings
 from engine.broker.settings import BrokerSettings
 from engine.broker.worker import WorkerBroker
 from engine.engine_thread import EngineThread
 from engine.errors import ModelRefused
+from engine.hosting import FixedHostings, Hosting, HostingFile
 from engine.io_thread import IoThread
-from engine.loading import LoadedEngine, load_engine, num_threads
-from engine.mailbox import Mailbox
-from engine.messages import Heartbeat, IntegrityReport, WorkerState
+from engine.keeper import Hostings, Keeper, Threads
+from engine.loading import num_threads, with_dtype
+from engine.mailbox import Bells
 from engine.settings import EngineSettings
-from engine.structured import StructureDesk
-from engine.utilisation import RecentUse
+from engine.turnstile import Turnstile
 from kernels.cpu import library
 from kernels.cpu.memory import keep_freed_memory
 
@@ -48,16 +47,16 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which replica of which model this process is."""
+    """Which worker this process is, and what it hosts."""
 
     worker: str
-    model: str
-    path: Path
-    revision: str
+    hostings: Hostings
+    is_one_model: bool
+    """The command line names one model: without it the worker is good for nothing."""
 
 
 def main() -> None:
-    """Load the model, serve it, drain at SIGTERM."""
+    """Serve what is hosted, drain at SIGTERM."""
     identity = _parse_arguments()
     platform_logging.configure(CommonSettings(), process=identity.worker)
     _die_with_parent()
@@ -65,104 +64,80 @@ def main() -> None:
     settings = EngineSettings()
     try:
         _enable_cpu_kernels(settings)
-        loaded = load_engine(identity.path, settings)
+        settings = with_dtype(settings)
     except ModelRefused as refusal:
-        logger.error("model refused", model=identity.model, reason=refusal.message)
+        logger.error("worker refused", reason=refusal.message)
         sys.exit(EXIT_REFUSED)
-    logger.info(
-        "model loaded",
-        model=identity.model,
-        dtype=loaded.dtype,
-        report=str(loaded.report),
-        kv_tokens=loaded.engine.stats.total_kv_tokens,
-    )
-    serve(identity, loaded, settings)
+    sys.exit(Worker(identity, settings).serve())
 
 
-def serve(identity: Identity, loaded: LoadedEngine, settings: EngineSettings) -> None:
-    """Run the threads until a signal has drained the worker."""
-    redis_url = CommonSettings().redis_url.get_secret_value()
-    redis = Redis.from_url(
-        redis_url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, retry=None
-    )
-    broker = WorkerBroker(redis, identity.worker, identity.model, settings=BrokerSettings())
-    mailbox = Mailbox(loaded.engine.stats)
-    io_thread = IoThread(broker, mailbox, settings, _describer(identity, loaded, mailbox))
+class Worker:
+    """The threads of one worker process."""
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        io_thread.drain()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
-    # NOTE: Python runs signal handlers in the main thread between two of its instructions. `drain`
-    # takes a lock, so no other work may be done here that might hold it.
-    failures: list[BaseException] = []
-
-    def guarded(run: Callable[[], None]) -> Callable[[], None]:
-        return lambda: _run_guarded(run, io_thread, failures)
-
-    desk = StructureDesk(identity.path, mailbox, settings)
-    engine_thread = threading.Thread(
-        target=guarded(EngineThread(loaded.engine, mailbox, desk).run), name="engine", daemon=True
-    )
-    threading.Thread(target=guarded(desk.run), name="structures", daemon=True).start()
-    talker = threading.Thread(target=guarded(io_thread.run), name="io")
-    engine_thread.start()
-    talker.start()
-    while talker.is_alive():
-        talker.join(timeout=1.0)
-    engine_thread.join(timeout=settings.gap_s * 10)
-    desk.close()
-    logger.info("worker stopped", model=identity.model)
-    if failures:
-        sys.exit(1)
-
-
-def _run_guarded(
-    run: Callable[[], None], io_thread: IoThread, failures: list[BaseException]
-) -> None:
-    """A thread that cannot go on ends the worker; its requests go back to the queue at once."""
-    try:
-        run()
-    except Exception as failure:
-        logger.exception("worker thread failed")
-        failures.append(failure)
-        io_thread.drain(timeout_s=0.0)
-
-
-def _describer(
-    identity: Identity, loaded: LoadedEngine, mailbox: Mailbox
-) -> Callable[[WorkerState, IntegrityReport | None], Heartbeat]:
-    recent = RecentUse(time.monotonic)
-
-    def describe(state: WorkerState, integrity: IntegrityReport | None) -> Heartbeat:
-        stats = mailbox.stats
-        return Heartbeat(
-            worker=identity.worker,
-            model=identity.model,
-            revision=identity.revision,
-            state=state,
-            sent_ms=utc_now_us() // 1_000,
-            pid=os.getpid(),
-            dtype=loaded.dtype,
-            context_length=loaded.engine.context_length,
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
-            free_kv_tokens=stats.free_kv_tokens,
-            total_kv_tokens=stats.total_kv_tokens,
-            num_steps=stats.num_steps,
-            output_tokens_total=stats.output_tokens_total,
-            prefill_tokens_total=stats.prefill_tokens_total,
-            num_preemptions=stats.num_preemptions,
-            cost_model=stats.cost_model,
-            utilisation=recent.utilisation(stats),
-            load_report=str(loaded.report),
-            integrity=integrity,
+    def __init__(self, identity: Identity, settings: EngineSettings) -> None:
+        self._identity = identity
+        self._settings = settings
+        self._redis = Redis.from_url(
+            CommonSettings().redis_url.get_secret_value(),
+            socket_timeout=SOCKET_TIMEOUT_S,
+            socket_connect_timeout=2.0,
+            retry=None,
+        )
+        self._status = 0
+        bells, turnstile = Bells(), Turnstile()
+        self._engine_thread = EngineThread(bells, turnstile, quantum_s=settings.step_s)
+        self._io_thread = IoThread(bells, settings)
+        self._keeper = Keeper(
+            identity.hostings,
+            settings,
+            Threads(self._engine_thread, self._io_thread, bells, turnstile, self._start),
+            self._connect,
+            on_refused=self._note_refused,
         )
 
-    return describe
+    def serve(self) -> int:
+        """Run the threads until a signal has drained the worker; the exit status."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        # NOTE: Python runs signal handlers in the main thread between two of its instructions.
+        # `drain` takes a lock, so no other work may be done here that might hold it.
+        engine = self._start("engine", self._engine_thread.run)
+        talker = self._start("io", self._io_thread.run)
+        self._start("keeper", self._keeper.run)
+        while talker.is_alive():
+            talker.join(timeout=1.0)
+        self._keeper.stop()
+        self._engine_thread.stop()
+        engine.join(timeout=self._settings.gap_s * 10)
+        logger.info("worker stopped")
+        return self._status
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        self._io_thread.drain()
+
+    def _connect(self, model: str) -> WorkerBroker:
+        return WorkerBroker(self._redis, self._identity.worker, model, settings=BrokerSettings())
+
+    def _start(self, name: str, run: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=lambda: self._guard(run), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _guard(self, run: Callable[[], None]) -> None:
+        """A thread that cannot go on ends the worker; its requests go back to the queue at once."""
+        try:
+            run()
+        except Exception:
+            logger.exception("worker thread failed")
+            self._status = 1
+            self._io_thread.drain(timeout_s=0.0)
+
+    def _note_refused(self, model: str) -> None:
+        if self._identity.is_one_model:
+            self._status = EXIT_REFUSED
+            self._io_thread.drain(timeout_s=0.0)
 
 
 def _enable_cpu_kernels(settings: EngineSettings) -> None:
@@ -176,17 +151,19 @@ def _enable_cpu_kernels(settings: EngineSettings) -> None:
 
 def _parse_arguments() -> Identity:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True, help="public name")
-    parser.add_argument("--path", required=True, type=Path, help="directory of the checkpoint")
-    parser.add_argument("--revision", required=True)
-    parser.add_argument("--worker", default=None, help="name of this replica")
+    parser.add_argument("--models", type=Path, help="JSON file that lists name, path, revision")
+    parser.add_argument("--model", help="public name of the only model")
+    parser.add_argument("--path", type=Path, help="directory of its checkpoint")
+    parser.add_argument("--revision", default="")
+    parser.add_argument("--worker", default=None, help="name of this worker")
     arguments = parser.parse_args()
-    return Identity(
-        worker=arguments.worker or new_id("worker"),
-        model=arguments.model,
-        path=arguments.path,
-        revision=arguments.revision,
-    )
+    worker = arguments.worker or new_id("worker")
+    if arguments.models is not None:
+        return Identity(worker, HostingFile(arguments.models), is_one_model=False)
+    if arguments.model is None or arguments.path is None:
+        parser.error("give --models, or --model and --path")
+    hosting = Hosting(arguments.model, str(arguments.path), arguments.revision)
+    return Identity(worker, FixedHostings([hosting]), is_one_model=True)
 
 
 def _die_with_parent() -> None:

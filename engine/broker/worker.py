@@ -1,13 +1,15 @@
 """The worker's end of the broker, used by its I/O thread: requests in, frames out.
 
-`exchange` is one round trip per engine step. Every method raises BrokerUnreachable where Redis does
-not answer; everything may be repeated, so a worker keeps what it runs and tries again. (Repeating a
-charge whose answer was lost counts it twice: virtual time, never money.)
+`exchange_all` is one round trip per engine step, however many models the worker serves. Every method
+raises BrokerUnreachable where Redis does not answer; everything may be repeated, so a worker keeps
+what it runs and tries again. (Repeating a charge whose answer was lost counts it twice: virtual time,
+never money.)
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -57,6 +59,33 @@ class Exchange:
     lost: Lost = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What a worker has to say about one model, and how many requests it would take."""
+
+    frames_by_node: Mapping[str, StepFrames] = field(default_factory=dict)
+    charges: Mapping[str, float] = field(default_factory=dict)
+    finished: Sequence[str] = ()
+    room: TakeRoom = NO_ROOM
+    waiting: Iterable[str] = ()
+    """The tenants for whom the spare part of the room is not."""
+
+
+def exchange_all(spoken: "Sequence[tuple[WorkerBroker, Outgoing]]") -> list[Exchange]:
+    """Publish, charge, finish, listen and take for several models: one round trip.
+
+    All brokers must use the same connection.
+    """
+    if not spoken:
+        return []
+    calls = [broker.calls_of(outgoing) for broker, outgoing in spoken]
+    answers = iter(spoken[0][0].run([call for some in calls for call in some]))
+    return [
+        broker.conclude(outgoing, list(islice(answers, len(some))))
+        for (broker, outgoing), some in zip(spoken, calls, strict=True)
+    ]
+
+
 class WorkerBroker:
     """The requests that one worker holds, and the queue that it takes them from.
 
@@ -67,6 +96,8 @@ class WorkerBroker:
         assert not redis.connection_pool.connection_kwargs.get("decode_responses")
         self.worker = worker
         self.model = model
+        self.has_queue = False
+        """Whether something was queued at the last heartbeat."""
         self._redis = redis
         self._settings = settings
         self._keys = Keys(model)
@@ -134,38 +165,48 @@ class WorkerBroker:
         room: TakeRoom = NO_ROOM,
         waiting: Iterable[str] = (),
     ) -> Exchange:
-        """Publish, charge, finish, listen and take: one round trip.
+        """Publish, charge, finish, listen and take for this model: one round trip."""
+        outgoing = Outgoing(frames_by_node or {}, charges or {}, list(finished), room, waiting)
+        return exchange_all([(self, outgoing)])[0]
 
-        `waiting` are the tenants for whom the spare part of the room is not.
-        """
+    def calls_of(self, outgoing: Outgoing) -> list[Call]:
+        """The scripts of one exchange, for `run`."""
         calls: list[Call] = []
-        if frames_by_node:
-            calls.append(self._publish_call(frames_by_node))
-        if charges:
-            calls.append(self._charge_call(charges))
-        done = [request_id for request_id in finished if request_id in self._held]
-        if done:
+        if outgoing.frames_by_node:
+            calls.append(self._publish_call(outgoing.frames_by_node))
+        if outgoing.charges:
+            calls.append(self._charge_call(outgoing.charges))
+        if done := self._done(outgoing):
             calls.append(self._call(scripts.FINISH, self.worker, *self._attempts(done)))
         calls.append(self._call(scripts.CONTROL, self.worker, CONTROL_LIMIT))
+        room = outgoing.room
         if room.is_any:
             head = (self.worker, room.for_any, self._settings.lease_ms, room.for_others)
-            calls.append(self._call(scripts.TAKE, *head, *waiting))
-        answers = self._run(calls)
+            calls.append(self._call(scripts.TAKE, *head, *outgoing.waiting))
+        return calls
+
+    def conclude(self, outgoing: Outgoing, answers: list[Any]) -> Exchange:
+        """What the answers to `calls_of` bring."""
+        done = self._done(outgoing)
         lost: Lost = {}
-        if frames_by_node:
-            lost = self._note_published(frames_by_node, answers[0])
+        if outgoing.frames_by_node:
+            lost = self._note_published(outgoing.frames_by_node, answers[0])
         for request_id in done:
             del self._held[request_id]
-        taken = self._note_taken(answers.pop()) if room.is_any else []
+        taken = self._note_taken(answers.pop()) if outgoing.room.is_any else []
         # NOTE: popped one by one, because the thread in `wait` may add one at any time.
         words = [self._control.popleft() for _ in range(len(self._control))] + answers.pop()
         return Exchange(taken, [self._control_decoder.decode(word) for word in words], lost)
+
+    def run(self, calls: Sequence[Call]) -> list[Any]:
+        """The answers of scripts, of whichever models, in one round trip."""
+        return self._guarded(lambda: self._execute(calls))
 
     def renew(self, request_ids: Iterable[str]) -> Lost:
         """Keep the leases of what runs; what this worker has lost and must stop."""
         ids = [request_id for request_id in request_ids if request_id in self._held]
         lease_ms = self._settings.lease_ms
-        answer = self._run([self._call(scripts.RENEW, self.worker, lease_ms, *self._attempts(ids))])
+        answer = self.run([self._call(scripts.RENEW, self.worker, lease_ms, *self._attempts(ids))])
         born, *lost = answer[0]
         if self._notice_wipe(born):
             return self._reclaim()
@@ -179,12 +220,13 @@ class WorkerBroker:
         settings = self._settings
         word = self._encoder.encode(heartbeat)
         sweep = (settings.max_attempts, scripts.SWEEP_PAUSE_MS)
-        born, _ = self._run(
+        (born, num_tenants), _ = self.run(
             [
                 self._call(scripts.HEARTBEAT, self.worker, settings.worker_ms, word),
                 self._call(scripts.SWEEP, *sweep),
             ]
         )
+        self.has_queue = num_tenants > 0
         self._guarded(lambda: self._redis.zadd(MODELS, {self.model: heartbeat.sent_ms}))
         return self._reclaim() if self._notice_wipe(born) else {}
 
@@ -192,14 +234,14 @@ class WorkerBroker:
         """Return requests in good order; one that has published frames is lost to its API node."""
         ids = [request_id for request_id in request_ids if request_id in self._held]
         if ids:
-            self._run([self._call(scripts.GIVE_BACK, self.worker, *self._attempts(ids))])
+            self.run([self._call(scripts.GIVE_BACK, self.worker, *self._attempts(ids))])
         for request_id in ids:
             del self._held[request_id]
 
     def dead_nodes(self, nodes: Iterable[str]) -> set[str]:
         """Those of `nodes` that have stopped announcing themselves."""
         call = self._call(scripts.DEAD_NODES, self._settings.node_ms, *nodes)
-        return {node.decode() for node in self._run([call])[0]}
+        return {node.decode() for node in self.run([call])[0]}
 
     # -- inside
 
@@ -229,7 +271,7 @@ class WorkerBroker:
         kept = {node: _without(step, lost) for node, step in frames_by_node.items()}
         kept = {node: step for node, step in kept.items() if step.frames}
         if kept:
-            answer = self._run([self._publish_call(kept)])[0]
+            answer = self.run([self._publish_call(kept)])[0]
             lost |= self._note_published(kept, answer)
         return lost
 
@@ -279,13 +321,13 @@ class WorkerBroker:
         if not arguments:
             return {}
         head = (self.worker, self._settings.lease_ms, self._settings.request_ms)
-        return self._forget(self._run([self._call(scripts.RECLAIM, *head, *arguments)])[0])
+        return self._forget(self.run([self._call(scripts.RECLAIM, *head, *arguments)])[0])
 
     def _forget(self, ids: Iterable[bytes]) -> Lost:
         return {key.decode(): self._held.pop(key.decode()).attempt for key in ids}
 
-    def _run(self, calls: Sequence[Call]) -> list[Any]:
-        return self._guarded(lambda: self._execute(calls))
+    def _done(self, outgoing: Outgoing) -> list[str]:
+        return [request_id for request_id in outgoing.finished if request_id in self._held]
 
     def _guarded(self, work: Callable[[], Answer]) -> Answer:
         try:

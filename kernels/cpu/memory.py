@@ -39,3 +39,10 @@ def keep_freed_memory() -> None:
         library.mallopt(M_MMAP_THRESHOLD, 1 << 30)
         library.mallopt(M_TRIM_THRESHOLD, 1 << 30)
         library.mallopt(M_TOP_PAD, 64 << 20)
+
+
+def release_freed_memory() -> None:
+    """Give back to the system what is free now; `keep_freed_memory` stays in force for later."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)

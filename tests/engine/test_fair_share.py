@@ -1,10 +1,8 @@
 """Fair with no rate limit, live: a tenant with hundreds of queued requests, and another with one."""
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,22 +15,13 @@ from engine.broker.settings import BrokerSettings
 from engine.broker.stream import RequestStream
 from engine.broker.worker import WorkerBroker
 from engine.engine import Engine
-from engine.engine_thread import EngineThread
-from engine.io_thread import IoThread
-from engine.mailbox import Mailbox
-from engine.messages import (
-    CostModel,
-    GenerateRequest,
-    Heartbeat,
-    IntegrityReport,
-    Timing,
-    WorkerState,
-)
+from engine.messages import CostModel, GenerateRequest, Timing
 from engine.model_runner import ModelRunner
 from engine.settings import EngineSettings
-from engine.structured import Grammar, StructureDesk
+from engine.structured import Grammar
 from tests.engine.driver import request
 from tests.engine.fake_model import FakeModel
+from tests.engine.worker_threads import WorkerThreads
 
 MODEL = "test/fair"
 NUM_GREEDY = 300
@@ -56,26 +45,11 @@ def worker(clean_redis: str) -> Iterator[NotingEngine]:
     runner = ModelRunner(FakeModel(), 64)
     engine = NotingEngine(runner, SETTINGS, 64, cost_model=COST, now_us=_slow_machine_us)
     engine.taken = []
-    mailbox = Mailbox(engine.stats)
-    desk = StructureDesk(Path("none"), mailbox, SETTINGS)
-
-    def describe(state: WorkerState, integrity: IntegrityReport | None) -> Heartbeat:
-        return Heartbeat("worker", MODEL, "r", state, 0, 0, "fp32", 4096, integrity=integrity)
-
     with redis.Redis.from_url(clean_redis) as connection:
         broker = WorkerBroker(connection, "worker", MODEL, settings=BrokerSettings())
-        io_thread = IoThread(broker, mailbox, SETTINGS, describe)
-        threads = [
-            threading.Thread(target=EngineThread(engine, mailbox, desk).run),
-            threading.Thread(target=io_thread.run),
-        ]
-        for thread in threads:
-            thread.start()
+        threads = WorkerThreads(engine, broker, SETTINGS)
         yield engine
-        io_thread.drain(timeout_s=0.0)
-        for thread in threads:
-            thread.join(timeout=20)
-            assert not thread.is_alive()
+        threads.stop()
 
 
 @pytest.fixture

@@ -2,31 +2,28 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from engine.broker.errors import BrokerUnreachable
 from engine.broker.window import TakeRoom
-from engine.broker.worker import Exchange, Lost
+from engine.broker.worker import Exchange, Lost, Outgoing
 from engine.engine import Engine
-from engine.engine_thread import EngineThread
-from engine.io_thread import IoThread
-from engine.mailbox import Mailbox
 from engine.messages import Cancel, ControlMessage, GenerateRequest, Heartbeat, StepFrames
 from engine.model_runner import ModelRunner
 from engine.settings import EngineSettings
-from engine.structured import StructureDesk
 from tests.engine.driver import request
 from tests.engine.fake_model import FakeModel, expected_output
+from tests.engine.worker_threads import WorkerThreads
 
 
 class ScriptedBroker:
     """The worker's end of the broker, in memory. Not a queue: it hands out what the test put in."""
 
     worker = "worker-1"
+    has_queue = False
 
     def __init__(self) -> None:
         self.queue: list[GenerateRequest] = []
@@ -102,8 +99,24 @@ class ScriptedBroker:
         self.given_back += request_ids
 
 
-class Rig:
-    """Both threads over a fake model."""
+def exchange_scripted(
+    spoken: Sequence[tuple[Any, Outgoing]],
+) -> list[Exchange]:
+    """One round trip, as `exchange_all` makes it."""
+    return [
+        broker.exchange(
+            frames_by_node=said.frames_by_node,
+            charges=said.charges,
+            finished=said.finished,
+            room=said.room,
+            waiting=said.waiting,
+        )
+        for broker, said in spoken
+    ]
+
+
+class Rig(WorkerThreads):
+    """The worker's threads over a fake model."""
 
     def __init__(self, **changes: Any) -> None:
         settings = EngineSettings(
@@ -116,36 +129,7 @@ class Rig:
         self.model = FakeModel()
         self.engine = Engine(ModelRunner(self.model, 64), settings, 64)
         self.broker = ScriptedBroker()
-        self.mailbox = Mailbox(self.engine.stats)
-        self.io = IoThread(self.broker, self.mailbox, settings, self._describe)  # type: ignore[arg-type]
-        self.failures: list[Exception] = []
-        self.threads = [
-            threading.Thread(target=self._run_engine),
-            threading.Thread(target=self.io.run),
-        ]
-        for thread in self.threads:
-            thread.start()
-
-    def _run_engine(self) -> None:
-        try:
-            desk = StructureDesk(Path("none"), self.mailbox, EngineSettings())
-            EngineThread(self.engine, self.mailbox, desk).run()
-        except RuntimeError as failure:
-            self.failures.append(failure)
-
-    def _describe(self, state: Any, integrity: Any) -> Heartbeat:
-        return Heartbeat(
-            worker="worker-1",
-            model="model",
-            revision="r1",
-            state=state,
-            sent_ms=0,
-            pid=0,
-            dtype="fp32",
-            context_length=4096,
-            num_running=self.mailbox.stats.num_running,
-            integrity=integrity,
-        )
+        super().__init__(self.engine, self.broker, settings, exchange=exchange_scripted)
 
     def until(self, is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
         deadline = time.monotonic() + timeout_s
@@ -156,12 +140,6 @@ class Rig:
     def until_ended(self, num_requests: int) -> None:
         """Until so many requests have ended, or the engine thread has."""
         self.until(lambda: len(self.broker.finished) >= num_requests or bool(self.failures))
-
-    def stop(self) -> None:
-        self.io.drain(timeout_s=0.0)
-        for thread in self.threads:
-            thread.join(timeout=20)
-            assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -252,8 +230,7 @@ def test_a_drain_finishes_what_runs_and_gives_the_waiting_back() -> None:
     rig.broker.put(request("a", PROMPT, 500), request("b", [7, 8], 5))
     rig.until(lambda: "a" in rig.broker.texts)
     rig.io.drain()
-    for thread in rig.threads:
-        thread.join(timeout=30)
+    rig.join()
     assert rig.broker.texts["a"] == expected_output(PROMPT, 500)
     assert "b" in rig.broker.given_back + [one.request_id for one in rig.broker.queue]
     assert rig.broker.heartbeats[-1].state == "draining"
@@ -284,6 +261,5 @@ def test_a_model_that_fails_again_and_again_ends_the_worker() -> None:
         rig.broker.put(request(f"r{index}", [511], 5))
         rig.until_ended(index + 1)
     rig.until(lambda: bool(rig.failures))
-    rig.io.drain(timeout_s=0.0)
-    rig.threads[1].join(timeout=20)
+    rig.stop()
     assert rig.broker.given_back == ["r4"], "another worker may try the last one"

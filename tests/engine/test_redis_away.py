@@ -1,7 +1,6 @@
 """A real Redis dies under a real worker loop and comes back empty: what runs goes on."""
 
 import asyncio
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,12 @@ from engine.broker.gateway import GatewayBroker
 from engine.broker.settings import BrokerSettings
 from engine.broker.worker import WorkerBroker
 from engine.engine import Engine
-from engine.engine_thread import EngineThread
-from engine.io_thread import IoThread
-from engine.mailbox import Mailbox
-from engine.messages import Heartbeat
 from engine.model_runner import ModelRunner
 from engine.settings import EngineSettings
-from engine.structured import StructureDesk
 from tests.engine.broker.test_restart import RestartableRedis
 from tests.engine.driver import request
 from tests.engine.fake_model import FakeModel, expected_output
+from tests.engine.worker_threads import WorkerThreads
 
 PROMPT = [5, 6, 7]
 NUM_TOKENS = 700
@@ -38,42 +33,18 @@ class SlowModel(FakeModel):
         return super().forward(*arguments)
 
 
-class LiveWorker:
-    """Both threads of a worker on `url`."""
+class LiveWorker(WorkerThreads):
+    """The threads of a worker on `url`."""
 
     def __init__(self, url: str) -> None:
         settings = EngineSettings(heartbeat_s=0.1, renew_s=0.2, redis_backoff_s_max=0.3)
         self.engine = Engine(ModelRunner(SlowModel(), 64), settings, 64)
-        self.mailbox = Mailbox(self.engine.stats)
         self.redis = redis.Redis.from_url(url, socket_timeout=5.0, retry=None)
         broker = WorkerBroker(self.redis, "worker-1", "model", settings=BROKER)
-        self.io = IoThread(broker, self.mailbox, settings, self._describe)
-        desk = StructureDesk(Path("none"), self.mailbox, settings)
-        engine_thread = EngineThread(self.engine, self.mailbox, desk)
-        self.threads = [
-            threading.Thread(target=engine_thread.run),
-            threading.Thread(target=self.io.run),
-        ]
-        for thread in self.threads:
-            thread.start()
-
-    def _describe(self, state: Any, integrity: Any) -> Heartbeat:
-        return Heartbeat(
-            worker="worker-1",
-            model="model",
-            revision="r1",
-            state=state,
-            sent_ms=time.time_ns() // 1_000_000,
-            pid=0,
-            dtype="fp32",
-            context_length=4096,
-        )
+        super().__init__(self.engine, broker, settings)
 
     def stop(self) -> None:
-        self.io.drain(timeout_s=0.0)
-        for thread in self.threads:
-            thread.join(timeout=20)
-            assert not thread.is_alive()
+        super().stop()
         self.redis.close()
 
 

@@ -1,0 +1,92 @@
+"""What a checkpoint will take of a machine's memory, read from its files. Imports no torch.
+
+Known before anything is loaded: whether it fits, and how many requests of which length fit beside it.
+"""
+
+import json
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelRefused
+from engine.models.context import context_length
+
+HEADER_BYTES_MAX = 100_000_000
+"""safetensors' own limit."""
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "num_attention_heads")
+ATTENTION_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Memory of a model at a given precision."""
+
+    num_parameters: int
+    context_length: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    """Of the KV cache over all layers; for recurrent and compressed caches it is an upper bound."""
+
+    def num_requests(self, pool_bytes: int, num_tokens: int) -> int:
+        """How many requests of `num_tokens` tokens each a KV cache of `pool_bytes` has room for."""
+        return pool_bytes // max(1, self.kv_bytes_per_token * num_tokens)
+
+    @property
+    def context_bytes(self) -> int:
+        """The KV cache of one request that uses the whole context."""
+        return self.kv_bytes_per_token * self.context_length
+
+
+def read_footprint(directory: Path, bytes_per_element: int) -> Footprint:
+    """The footprint of the checkpoint in `directory`. Raises ModelRefused when it cannot be read."""
+    config = _read_config(directory)
+    num_parameters = sum(_num_parameters(path) for path in sorted(directory.glob("*.safetensors")))
+    if num_parameters == 0:
+        raise ModelRefused(f"{directory} holds no weights as safetensors")
+    return Footprint(
+        num_parameters=num_parameters,
+        context_length=context_length(config),
+        weight_bytes=num_parameters * bytes_per_element,
+        kv_bytes_per_token=_kv_elements_per_token(config) * bytes_per_element,
+    )
+
+
+def _num_parameters(path: Path) -> int:
+    """Elements of all tensors of one safetensors file, by its header alone."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > HEADER_BYTES_MAX:
+                raise ModelRefused(f"{path.name} cannot be read: its header is too long")
+            header: dict[str, dict[str, Any]] = json.loads(file.read(length))
+        tensors = (entry for name, entry in header.items() if name != "__metadata__")
+        return sum(prod(entry["shape"]) for entry in tensors)
+    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as fault:
+        raise ModelRefused(f"{path.name} cannot be read: {fault}") from fault
+
+
+def _kv_elements_per_token(config: dict[str, Any]) -> int:
+    text: dict[str, Any] = config.get("text_config") or config
+    heads = _first(text, ATTENTION_HEADS) or 1
+    head_dim = text.get("head_dim") or (_first(text, HIDDEN) or 0) // heads
+    kv_heads = _first(text, KV_HEADS) or heads
+    return 2 * (_first(text, LAYERS) or 1) * kv_heads * int(head_dim)
+
+
+def _first(config: dict[str, Any], names: tuple[str, ...]) -> int | None:
+    found = (config.get(name) for name in names)
+    return next((number for number in found if isinstance(number, int) and number > 0), None)
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as fault:
+        raise ModelRefused(f"config.json in {directory} cannot be read: {fault}") from fault
+    if not isinstance(config, dict):
+        raise ModelRefused(f"config.json in {directory} is not a JSON object")
+    return config
