@@ -44,6 +44,7 @@ def limits_of(settings: EngineSettings, cost_model: CostModel | None) -> Limits:
         prefill_share=settings.prefill_share,
         paused_share=settings.paused_share,
         backfill_lock_s=settings.backfill_lock_s,
+        num_kept_slots=int(settings.kept_slots_share * settings.max_running),
     )
 
 

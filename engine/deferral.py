@@ -13,7 +13,7 @@ from which slack is lent to prefills, is FairBatching's (arXiv 2510.14392).
 import numpy as np
 
 from engine.messages import CostModel, StepWork
-from engine.plan import Chunk, DecodeState, Limits, PlannerState
+from engine.plan import DecodeState, Limits, PlannerState
 
 
 def decode_seconds(decodes: DecodeState, cost_model: CostModel | None) -> float:
@@ -39,15 +39,15 @@ def prefill_budget_s(decodes: DecodeState, limits: Limits, cost_model: CostModel
 
 
 def decodes_ride(
-    state: PlannerState, chunks: list[Chunk], limits: Limits, cost_model: CostModel | None
+    state: PlannerState, chunks: StepWork, limits: Limits, cost_model: CostModel | None
 ) -> bool:
-    """Whether the decodes run in the same step as `chunks`; if not, they wait for the next one."""
+    """Whether the decodes run in the same step as the chunks; if not, they wait for the next one."""
     decodes = state.decodes
     if cost_model is None or len(decodes) == 0 or _is_crowded(state, limits):
         return True
-    chunks_only, decodes_only = _chunks_work(state, chunks), _decodes_work(decodes)
-    chunks_s = cost_model.step_s(chunks_only)
-    mixed_s = cost_model.step_s(_sum(chunks_only, decodes_only))
+    decodes_only = _decodes_work(decodes)
+    chunks_s = cost_model.step_s(chunks)
+    mixed_s = cost_model.step_s(_sum(chunks, decodes_only))
     added_s = mixed_s - chunks_s
 
     # 1. they must: a stream would be silent too long if it waited for the step after this one
@@ -57,23 +57,13 @@ def decodes_ride(
     if added_s <= limits.ride_share * cost_model.step_s(decodes_only):
         return True
     # 3. it is not worth it: more stream seconds would be late than first tokens come sooner
-    num_late = int(np.count_nonzero(decodes.ahead_s < chunks_s))
+    num_late = int(np.count_nonzero((decodes.ahead_s < chunks_s) & ~decodes.is_ahead))
     return state.num_unstarted * added_s <= num_late * chunks_s
 
 
 def _is_crowded(state: PlannerState, limits: Limits) -> bool:
     """Deferred sequences hold their blocks for longer: not where blocks are scarce."""
     return state.num_free_blocks < (1 - limits.crowded_share) * state.num_blocks
-
-
-def _chunks_work(state: PlannerState, chunks: list[Chunk]) -> StepWork:
-    num_tokens, num_samples, pairs = 0, 0, 0.0
-    for chunk in chunks:
-        prefill = state.prefills[chunk.index]
-        num_tokens += chunk.num_tokens
-        num_samples += chunk.num_tokens == prefill.num_remaining
-        pairs += chunk.num_tokens * (prefill.num_computed + chunk.num_tokens / 2)
-    return StepWork(num_tokens=num_tokens, num_samples=num_samples, prefill_pairs=pairs)
 
 
 def _decodes_work(decodes: DecodeState) -> StepWork:

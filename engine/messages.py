@@ -192,9 +192,11 @@ class CostModel(msgspec.Struct, frozen=True):
         """Multiplying `num_tokens` rows by all weights; nothing for no rows."""
         if num_tokens <= 0:
             return 0.0
-        arithmetic_s = self.per_token_s * num_tokens
-        greater, lesser = max(self.weights_s, arithmetic_s), min(self.weights_s, arithmetic_s)
-        return greater + (1 - self.overlap) * lesser
+        arithmetic_s, weights_s = self.per_token_s * num_tokens, self.weights_s
+        exposed = 1 - self.overlap
+        if arithmetic_s > weights_s:
+            return arithmetic_s + exposed * weights_s
+        return weights_s + exposed * arithmetic_s
 
     def work_s(self, num_tokens: int, num_cached: int = 0) -> float:
         """Arithmetic of prefilling `num_tokens` tokens after `num_cached` cached ones."""

@@ -7,8 +7,9 @@ from engine.block_manager import BlockManager
 from engine.messages import CostModel
 from engine.plan import DecodeState, PlannerState, PrefillState
 from engine.preemption import MAX_PREEMPTIONS
-from engine.sequence import Sequence
+from engine.sequence import NO_SLOT, Sequence
 from engine.slots import SlotTable
+from engine.tenants import TenantShares
 from engine.waiting import WaitingList
 
 MIN_GROWTH_TOKENS = 64
@@ -57,6 +58,7 @@ class Outlook:
         num_waiting: int,
         decode_slots: NDArray[np.intp],
         *,
+        tenants: TenantShares,
         now_us: int,
         cost_model: CostModel | None,
     ) -> PlannerState:
@@ -66,10 +68,13 @@ class Outlook:
         `num_waiting` ones only the most urgent.
         """
         admitted = [sequence for sequence in prefilling if sequence.is_admitted]
-        forks = sum(sequence.num_choices - 1 for sequence in admitted)
+        forks = sum([sequence.num_choices - 1 for sequence in admitted])
         return PlannerState(
-            prefills=[self._prefill_state(sequence, now_us, cost_model) for sequence in prefilling],
-            decodes=self._decode_state(decode_slots, now_us),
+            prefills=[
+                self._prefill_state(sequence, tenants, now_us, cost_model)
+                for sequence in prefilling
+            ],
+            decodes=self._decode_state(decode_slots, tenants, now_us),
             num_unstarted=len(admitted) + num_waiting,
             num_free_blocks=self.blocks.num_free,
             num_blocks=self.blocks.num_blocks,
@@ -78,41 +83,47 @@ class Outlook:
         )
 
     def _prefill_state(
-        self, sequence: Sequence, now_us: int, cost_model: CostModel | None
+        self, sequence: Sequence, tenants: TenantShares, now_us: int, cost_model: CostModel | None
     ) -> PrefillState:
         size = self.blocks.block_size
-        if sequence.is_admitted:
-            num_held, num_evictable = len(sequence.block_table), 0
-            num_computed = sequence.num_computed
+        request, num_tokens = sequence.request, sequence.num_tokens
+        num_choices = sequence.num_choices
+        is_admitted = sequence.slot != NO_SLOT
+        num_evictable = 0
+        if is_admitted:
+            num_held, num_computed = len(sequence.block_table), sequence.num_computed
             key = self._key(sequence, num_computed, cost_model)
         else:
             if sequence.num_matched:  # it may have come into the window only now
                 self._match(sequence)
-            num_held = sequence.num_matched
-            num_evictable = self._num_evictable(sequence) if num_held else 0
+                num_evictable = self._num_evictable(sequence)
+            num_held, key = sequence.num_matched, sequence.key
             num_computed = num_held * size
-            key = sequence.key
-        num_left = sequence.request.authorized_tokens - sequence.num_generated
-        growth = self._growth_tokens(sequence, num_left)
-        expected = -(-(sequence.num_tokens + growth) // size)
-        num_shared = sequence.num_tokens // size
-        total = num_shared + sequence.num_choices * (expected - num_shared)
+        num_generated = num_tokens - len(request.prompt_token_ids)
+        num_left = request.authorized_tokens - num_generated
+        growth = self._growth_tokens(sequence, num_generated, num_left)
+        num_expected = -(-(num_tokens + growth) // size)
+        if num_choices > 1:  # full blocks of the prompt are shared
+            num_expected += (num_choices - 1) * (num_expected - num_tokens // size)
         return PrefillState(
-            key=key + sequence.surplus_s,
-            surplus_s=sequence.surplus_s,
-            num_computed=num_computed,
-            num_remaining=sequence.num_tokens - num_computed,
-            num_held=num_held,
-            num_evictable_hits=num_evictable,
-            num_reserved=max(0, total - num_held),
-            num_slots=sequence.num_choices,
-            num_output_left=num_left,
-            is_admitted=sequence.is_admitted,
-            order=sequence.order,
-            waited_s=(now_us - sequence.added_us) * ONE_US,
+            key + sequence.surplus_s,
+            sequence.surplus_s,
+            num_computed,
+            num_tokens - num_computed,
+            num_held,
+            num_evictable,
+            max(0, num_expected - num_held),
+            num_choices,
+            tenants.num_slots[request.tenant] + num_choices <= tenants.num_kept_slots,
+            num_left,
+            is_admitted,
+            sequence.order,
+            (now_us - sequence.added_us) * ONE_US,
         )
 
-    def _decode_state(self, decode_slots: NDArray[np.intp], now_us: int) -> DecodeState:
+    def _decode_state(
+        self, decode_slots: NDArray[np.intp], tenants: TenantShares, now_us: int
+    ) -> DecodeState:
         slots = self.slots
         size = self.blocks.block_size
         num_tokens = slots.num_tokens[decode_slots]
@@ -121,20 +132,23 @@ class Outlook:
         num_held = slots.num_blocks[decode_slots]
         num_new = self.num_new_blocks(decode_slots)
         left = slots.num_authorized[decode_slots] - num_generated
-        expected = np.maximum(self.expected_output_tokens - num_generated, MIN_GROWTH_TOKENS)
-        growth = np.where(num_preemptions >= MAX_PREEMPTIONS, left, np.minimum(left, expected))
-        num_reserved = -(-(num_tokens + growth.astype(np.int64)) // size) - num_held
+        expected = int(self.expected_output_tokens) - num_generated
+        growth = np.minimum(left, np.maximum(expected, MIN_GROWTH_TOKENS))
+        if num_preemptions.any():
+            growth = np.where(num_preemptions >= MAX_PREEMPTIONS, left, growth)
+        num_reserved = -(-(num_tokens + growth) // size) - num_held
         return DecodeState(
             context_lens=num_tokens,
             num_new_blocks=num_new,
             num_held=num_held,
-            num_reserved=np.maximum(num_reserved, num_new).astype(np.int32),
+            num_reserved=np.maximum(num_reserved, num_new),
             num_generated=num_generated,
             num_output_left=left,
             num_preemptions=num_preemptions,
             order=slots.order[decode_slots],
             silent_s=(now_us - slots.last_us[decode_slots]).astype(np.float64) * ONE_US,
             ahead_s=(slots.due_us[decode_slots] - now_us).astype(np.float64) * ONE_US,
+            is_ahead=tenants.is_ahead(slots.tenant[decode_slots]),
         )
 
     def num_new_blocks(self, decode_slots: NDArray[np.intp]) -> NDArray[np.int32]:
@@ -144,11 +158,11 @@ class Outlook:
         is_full = slots.num_tokens[decode_slots] > capacity
         return (is_full | slots.is_last_block_shared[decode_slots]).astype(np.int32)
 
-    def _growth_tokens(self, sequence: Sequence, num_left: int) -> int:
+    def _growth_tokens(self, sequence: Sequence, num_generated: int, num_left: int) -> int:
         """Output tokens that it is expected to add, `num_left` at most."""
         if sequence.num_preemptions >= MAX_PREEMPTIONS:
             return num_left
-        expected = int(self.expected_output_tokens) - sequence.num_generated
+        expected = int(self.expected_output_tokens) - num_generated
         return min(num_left, max(expected, MIN_GROWTH_TOKENS))
 
     def _key(self, sequence: Sequence, num_computed: int, cost_model: CostModel | None) -> float:
@@ -160,12 +174,15 @@ class Outlook:
 
     def _match(self, sequence: Sequence) -> None:
         """Bring `num_matched` up to date from where it was, without walking the whole chain."""
-        hashes = self.matchable_hashes(sequence)
+        num_matchable = self._num_matchable(sequence)
+        hashes = sequence.block_hashes
+        if len(hashes) < num_matchable:
+            sequence.hash_blocks(num_matchable, self.blocks.block_size)
         find = self.blocks.prefix_cache.find
         matched = sequence.num_matched
         while matched > 0 and find(hashes[matched - 1]) is None:
             matched -= 1
-        while matched < len(hashes) and find(hashes[matched]) is not None:
+        while matched < num_matchable and find(hashes[matched]) is not None:
             matched += 1
         sequence.num_matched = matched
 
@@ -188,5 +205,7 @@ class Outlook:
 
     def matchable_hashes(self, sequence: Sequence) -> list[bytes]:
         """Hashes of the full blocks that a hit may cover: the last token is always computed."""
-        num_full = (sequence.num_tokens - 1) // self.blocks.block_size
-        return sequence.hash_blocks(num_full, self.blocks.block_size)
+        return sequence.hash_blocks(self._num_matchable(sequence), self.blocks.block_size)
+
+    def _num_matchable(self, sequence: Sequence) -> int:
+        return (sequence.num_tokens - 1) // self.blocks.block_size

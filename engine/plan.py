@@ -24,12 +24,14 @@ class Limits:
     prefill_share: float
     paused_share: float
     backfill_lock_s: float
+    num_kept_slots: int
 
 
 class PrefillState(NamedTuple):
     """A request whose prompt is not wholly computed: waiting, or paused between chunks.
 
-    A tuple, and no frozen dataclass: the 32 of one plan took a tenth of its time more as such (40 us).
+    A tuple, and no frozen dataclass: the 32 of one plan took a tenth of its time more as such (40 us);
+    for the same reason it is built by position.
     """
 
     key: float
@@ -46,6 +48,8 @@ class PrefillState(NamedTuple):
     num_reserved: int
     """Blocks that it is expected to take beyond those held: the rest of the prompt and growth."""
     num_slots: int
+    is_kept_for: bool
+    """Its tenant holds so few slots that those kept for such tenants are for this one too."""
     num_output_left: int
     """Output tokens that it may still generate: the fence, not a prediction."""
     is_admitted: bool
@@ -72,6 +76,8 @@ class DecodeState:
     """Seconds since its last token."""
     ahead_s: NDArray[np.float64]
     """Seconds until its next token is late by its pace; negative where it is late already."""
+    is_ahead: NDArray[np.bool_]
+    """Its tenant has used more of the machine than others who wait: they come before its pace."""
 
     def __len__(self) -> int:
         return len(self.context_lens)

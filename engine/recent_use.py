@@ -15,6 +15,12 @@ from math import exp
 
 HORIZON_S = 5.0
 """Busy seconds after which 1/e of a debt is left."""
+QUANTUM_S = 0.5
+"""Tenants so near to the least served one compete by the keys of their requests alone.
+
+A tenth of the horizon. A step's length instead (30 ms on a simulated H100) let the chances of 20 equal
+tenants decide the order: with chat at 36 requests/s a mean TTFT of 61 instead of 54 ms.
+"""
 NUM_TENANTS_MAX = 4096
 """Of more than so many those that have used next to nothing are forgotten."""
 FORGOTTEN_S = 1e-3
@@ -23,9 +29,8 @@ FORGOTTEN_S = 1e-3
 class RecentUse:
     """Machine seconds by tenant, fading with the seconds that the machine works."""
 
-    def __init__(self, quantum_s: float) -> None:
+    def __init__(self, quantum_s: float = QUANTUM_S) -> None:
         self._quantum_s = quantum_s
-        """Tenants so near to the least served one compete by the keys of their requests alone."""
         self._busy_s = 0.0
         self._used: dict[str, tuple[float, float]] = {}
         """tenant → (seconds used, as of which busy second)"""

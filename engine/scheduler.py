@@ -18,6 +18,7 @@ from engine.planner import PlanFunction, plan
 from engine.recent_use import RecentUse
 from engine.sequence import NO_SLOT, Sequence
 from engine.slots import SlotTable
+from engine.tenants import TenantShares
 from engine.waiting import WaitingList
 
 
@@ -40,7 +41,8 @@ class Scheduler:
         """What the next plan believes; None where only tokens can be counted."""
         self.policy = policy
         self.outlook = Outlook(blocks, slots)
-        self.use = RecentUse(quantum_s=limits.step_s)
+        self.use = RecentUse()
+        self.tenants = TenantShares(limits.num_kept_slots)
         self.num_preemptions = 0
         self.waiting = WaitingList()
         self.paused: list[Sequence] = []
@@ -111,6 +113,7 @@ class Scheduler:
             prefilling,
             len(self.waiting),
             decode_slots,
+            tenants=self.tenants,
             now_us=now_us,
             cost_model=self.cost_model,
         )
@@ -121,6 +124,7 @@ class Scheduler:
         weights = {each.request.tenant: each.request.weight for each in self.paused}
         weights |= self.waiting.weights
         surplus_s = self.use.surplus_s(weights)
+        self.tenants.surplus_s = surplus_s
         self.waiting.rank(surplus_s)
         for sequence in self.paused:
             sequence.surplus_s = surplus_s.get(sequence.request.tenant, 0.0)
@@ -230,7 +234,9 @@ class Scheduler:
             sequence.prefill_started_us = now_us
 
     def _take_slot(self, sequence: Sequence) -> None:
+        tenant = sequence.request.tenant
         slot = self.slots.take(sequence.request.sampling, sequence.choice)
+        self.tenants.take_slot(tenant)
         sequence.slot = slot
         self.by_slot[slot] = sequence
         self.slots.num_tokens[slot] = sequence.num_tokens
@@ -238,6 +244,7 @@ class Scheduler:
         self.slots.num_authorized[slot] = sequence.request.authorized_tokens
         self.slots.num_preemptions[slot] = sequence.num_preemptions
         self.slots.order[slot] = sequence.order
+        self.slots.tenant[slot] = hash(tenant)
         self.slots.is_adjusted[slot] |= sequence.structure is not None
 
     def _schedule_chunk(self, sequence: Sequence, num_tokens: int) -> ScheduledChunk | None:
@@ -318,6 +325,7 @@ class Scheduler:
         self.blocks.free(sequence.block_table)
         self.by_slot[sequence.slot] = None
         self.slots.give_back(sequence.slot)
+        self.tenants.give_back_slot(sequence.request.tenant)
         sequence.slot = NO_SLOT
         sequence.block_table = []
         sequence.num_computed = 0

@@ -34,6 +34,8 @@ class SlotTable:
         self.num_preemptions = np.zeros(num_slots, dtype=np.int32)
         self.order = np.zeros(num_slots, dtype=np.int64)
         """When it was first admitted; the lowest is never preempted."""
+        self.tenant = np.zeros(num_slots, dtype=np.int64)
+        """The hash of its tenant's name."""
         # how a stream flows, in microseconds of the engine's clock
         self.last_us = np.zeros(num_slots, dtype=np.int64)
         """When its last token was sampled."""

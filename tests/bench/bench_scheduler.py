@@ -23,7 +23,6 @@ from engine.broker.settings import BrokerSettings
 from engine.broker.worker import WorkerBroker
 from engine.loading import load_engine, num_threads
 from engine.messages import CostModel
-from engine.outlook import WINDOW
 from engine.planner import plan
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
@@ -69,14 +68,7 @@ def bench_plan(_: argparse.Namespace) -> tuple[Figures, Rows]:
     seconds = []
     for _ in range(300):
         started = time.perf_counter()
-        scheduler.outlook.match_prefixes(scheduler.waiting, cost)
-        state = scheduler.outlook.state(
-            scheduler.paused + scheduler.waiting.first(WINDOW),
-            len(scheduler.waiting),
-            decode_slots,
-            now_us=1000,
-            cost_model=cost,
-        )
+        _, state = scheduler.look(decode_slots, 1000)
         plan(state, scheduler.limits, cost)
         seconds.append(time.perf_counter() - started)
     microseconds = sorted(seconds)[len(seconds) // 2] * 1e6

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.deferral import decode_seconds, decodes_ride, prefill_budget_s
-from engine.messages import CostModel
-from engine.plan import Chunk, DecodeState, Limits, PlannerState
+from engine.messages import CostModel, StepWork
+from engine.plan import DecodeState, Limits, PlannerState
 from engine.planner import plan
 from tests.engine.test_planner import LIMITS, decodes, prefill, state
 
@@ -52,6 +52,15 @@ def test_streams_that_fall_behind_their_pace_ride() -> None:
     one_late = waiting(200)
     one_late.decodes.ahead_s[0] = -0.1
     assert not rides(one_late), "one late stream does not outweigh three first tokens"
+
+
+def test_streams_of_a_tenant_that_is_ahead_wait_for_others_but_not_beyond_the_gap() -> None:
+    late = waiting(200, ahead_s=0.0)
+    late.decodes.is_ahead[:] = True
+    assert not rides(late)
+    silent = waiting(200, ahead_s=0.0, silent_s=0.95)
+    silent.decodes.is_ahead[:] = True
+    assert rides(silent)
 
 
 def test_where_memory_is_scarce_nothing_is_put_off() -> None:
@@ -97,7 +106,7 @@ def test_no_stream_is_silent_for_longer_than_the_gap_by_being_put_off(
         state([prefill(0.0, num_tokens)], decoding, num_blocks=20_000),
         num_unstarted=1 + num_behind,
     )
-    chunks = [Chunk(0, num_tokens)]
+    chunks = StepWork(num_tokens, num_samples=1, prefill_pairs=num_tokens * num_tokens / 2)
     if decodes_ride(current, chunks, ROOMY, RIDGE):
         return
     # This step without them, and the next one, as long, with them.

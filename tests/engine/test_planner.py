@@ -1,8 +1,11 @@
 """The plan of one step, for any state: what it may never do, and what it must do."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from engine.deferral import prefill_budget_s
 from engine.messages import CostModel
@@ -23,6 +26,7 @@ LIMITS = Limits(
     prefill_share=0.7,
     paused_share=0.25,
     backfill_lock_s=5.0,
+    num_kept_slots=1,
 )
 COST = CostModel(
     base_s=0.01, per_token_s=1e-3, per_prefill_context_s=1e-6, per_decode_context_s=1e-6
@@ -52,6 +56,7 @@ def prefill(
         num_evictable_hits=0,
         num_reserved=num_all - num_held + num_growth,
         num_slots=num_slots,
+        is_kept_for=True,
         num_output_left=256,
         is_admitted=order >= 0,
         order=order,
@@ -82,6 +87,7 @@ def decodes(
         order=np.array(orders or range(100, 100 + len(contexts)), dtype=np.int64),
         silent_s=np.full(len(contexts), silent_s),
         ahead_s=np.full(len(contexts), ahead_s),
+        is_ahead=np.zeros(len(contexts), dtype=bool),
     )
 
 
@@ -234,11 +240,46 @@ def test_a_request_starts_only_on_blocks_that_are_promised_to_nobody(
         assert promised + wanted <= current.num_free_blocks
 
 
-def test_the_least_key_goes_first_and_the_rest_of_the_budget_to_the_next() -> None:
-    made = plan(state([prefill(2.0, 500), prefill(1.0, 100)]), LIMITS, COST)
-    assert made.chunks[0] == Chunk(1, 100)
-    assert made.chunks[1].index == 0
-    assert made.chunks[1].num_tokens % SIZE == 0
+def test_the_least_key_goes_first_and_the_step_ends_with_its_prompt() -> None:
+    waiting = [prefill(2.0, 500), prefill(1.0, 100)]
+    made = plan(state(waiting), LIMITS, COST)
+    assert made.chunks == [Chunk(1, 100)], "the first token does not wait for the other prompt"
+
+
+def test_a_chunk_joins_where_those_behind_gain_more_than_first_tokens_lose() -> None:
+    dear_steps = structs.replace(COST, base_s=0.05)
+    pair = state([prefill(1.0, 40), prefill(2.0, 60)])
+    crowd = replace(pair, num_unstarted=12)
+    assert plan(pair, LIMITS, dear_steps).chunks == [Chunk(0, 40)], "60 ms lost for 50 ms saved"
+    assert plan(crowd, LIMITS, dear_steps).chunks == [Chunk(0, 40), Chunk(1, 60)]
+    weights = structs.replace(COST, weights_s=0.2)
+    assert len(plan(pair, LIMITS, weights).chunks) == 2, "below the ridge it costs nothing"
+    assert len(plan(pair, LIMITS, None).chunks) == 2, "nobody knows what it costs"
+
+
+def test_the_rest_of_the_budget_goes_to_the_next_where_no_prompt_ends() -> None:
+    waiting = [prefill(1.0, 5000, num_computed=SIZE * 30, order=0), prefill(2.0, SIZE)]
+    made = plan(state(waiting, num_blocks=256), LIMITS, COST)
+    assert [chunk.index for chunk in made.chunks] == [0, 1]
+
+
+def test_tenants_that_are_ahead_make_no_other_wait_for_their_chunks() -> None:
+    flood = [prefill(9.0, 60, surplus_s=8.0) for _ in range(20)]
+    made = plan(state([*flood, prefill(1.0, 60)]), LIMITS, structs.replace(COST, base_s=0.05))
+    assert made.chunks == [Chunk(20, 60)]
+    alone = plan(state(flood), LIMITS, structs.replace(COST, base_s=0.05))
+    assert len(alone.chunks) > 1
+
+
+def test_the_last_slots_are_for_tenants_that_run_little() -> None:
+    greedy, modest = prefill(1.0, 60)._replace(is_kept_for=False), prefill(2.0, 60)
+    streams = decodes([10] * 3)
+    taken = plan(state([greedy, modest], streams, num_free_slots=1), LIMITS, COST)
+    assert taken.chunks == [Chunk(1, 60)]
+    assert plan(state([greedy], streams, num_free_slots=2), LIMITS, COST).chunks == [Chunk(0, 60)]
+    assert plan(state([greedy], num_free_slots=1), LIMITS, COST).chunks, (
+        "an idle machine keeps none"
+    )
 
 
 def test_a_started_prefill_pauses_for_a_shorter_one() -> None:

@@ -30,9 +30,8 @@ def test_one_request_takes_its_prefill_and_a_step_for_each_further_token() -> No
 
 def test_a_long_prompt_pauses_for_a_short_one() -> None:
     ledger = simulate([request(0.0, 1024, 1), request(0.1, 64, 1)], MACHINE, OURS)
-    # Steps of at most 256 ms: the short one arrives in the first and is alone in the second with
-    # what fits beside it.
-    assert ledger.first_s[1] == pytest.approx(0.512)
+    # Steps of at most 256 ms: the short one arrives in the first and has the second for itself.
+    assert ledger.first_s[1] == pytest.approx(0.32)
     assert ledger.first_s[0] == pytest.approx(1.088)
 
 
