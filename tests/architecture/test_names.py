@@ -4,6 +4,8 @@ import subprocess
 import sys
 from importlib import metadata
 
+import pytest
+
 
 def test_no_distribution_but_ours_owns_the_name_kernels() -> None:
     owners = metadata.packages_distributions().get("kernels", [])
@@ -15,6 +17,7 @@ def test_our_version_is_outside_the_range_that_transformers_takes_for_its_own() 
     assert not (0, 18, 2) <= version < (0, 19, 0)
 
 
+@pytest.mark.slow
 def test_transformers_models_import_beside_our_kernels() -> None:
     code = (
         "import kernels; from transformers.utils import is_kernels_available;"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 from sqlalchemy import func, select
 
 from billing import ledger
@@ -17,6 +18,7 @@ from tests.billing.conftest import MODEL, Books
 CHARGE = 90 * 2_000 + 10 * 500 + 5 * 6_000
 
 
+@pytest.mark.slow
 async def test_killed_gateways_leave_books_that_balance(books: Books, database_url: str) -> None:
     command = [sys.executable, "-m", "tests.billing.spender", database_url, books.organization_id]
     command += [books.price_id, MODEL]

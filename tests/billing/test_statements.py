@@ -69,6 +69,7 @@ async def expected_by_day(books: Books, zone: str) -> dict[str, int]:
     return sums
 
 
+@pytest.mark.slow
 async def test_days_of_every_zone_add_up(books: Books) -> None:
     """litellm 27780, 29568, 41363: UTC buckets shown as local days."""
     await some_use(books)
@@ -93,6 +94,7 @@ async def test_days_of_every_zone_add_up(books: Books) -> None:
     assert charged == sum((await expected_by_day(books, "UTC")).values())
 
 
+@pytest.mark.slow
 async def test_the_hour_that_a_clock_repeats_has_two_names(books: Books) -> None:
     await some_use(books)
     hours = await lines_of(books, "hour", "Europe/Berlin", SUNDAY, SUNDAY)

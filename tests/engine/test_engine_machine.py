@@ -187,5 +187,7 @@ class EngineMachine(RuleBasedStateMachine):
         return any(POISON in other.prompt_token_ids for other in self.open.values())
 
 
-TestEngineMachine = pytest.mark.usefixtures("eager_admission")(EngineMachine.TestCase)
+TestEngineMachine = pytest.mark.slow(
+    pytest.mark.usefixtures("eager_admission")(EngineMachine.TestCase)
+)
 TestEngineMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

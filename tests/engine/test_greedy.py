@@ -71,9 +71,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralConfig", {"sliding_window": None}),
     "mistral with a window": ("MistralConfig", {"sliding_window": 33}),
 }
+RARER_FAMILIES = [name for name in FAMILIES if name not in ("llama", "qwen3")]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "qwen3", *(pytest.param(f, marks=pytest.mark.slow) for f in RARER_FAMILIES)],
+)
 def test_families_generate_what_transformers_does(
     family: str, tmp_path: Path, backend: str
 ) -> None:
@@ -90,6 +94,7 @@ def test_families_generate_what_transformers_does(
     assert batch.received["again10", 0].num_cached_tokens == 128
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_admission")
 def test_preempted_sequences_generate_what_transformers_does(tmp_path: Path, backend: str) -> None:
     save_tiny("LlamaConfig", tmp_path)

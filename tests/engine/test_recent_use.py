@@ -102,6 +102,7 @@ def test_the_order_of_keys_comes_back_when_the_other_tenant_is_gone() -> None:
     assert [sequence.place for sequence in target.waiting] == [0.1, 0.3]
 
 
+@pytest.mark.slow
 @given(
     works=st.lists(st.integers(1, 300), min_size=1, max_size=6),
     flood_work=st.integers(1, 300),
@@ -118,6 +119,7 @@ def test_nobody_starves_beside_an_endless_flood(
     assert found.num_requests == len(requests)
 
 
+@pytest.mark.slow
 def test_a_flood_of_thousands_costs_others_hardly_more_than_a_step() -> None:
     """Simulated on an H100: 2,000 of one tenant, then the others."""
     machine = PRESETS["h100"]

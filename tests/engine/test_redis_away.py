@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 import redis.asyncio
 import torch
@@ -48,6 +49,7 @@ class LiveWorker(WorkerThreads):
         self.redis.close()
 
 
+@pytest.mark.slow
 async def test_a_stream_goes_on_over_the_death_of_redis_and_loses_no_token(
     tmp_path: Path,
 ) -> None:

@@ -212,6 +212,7 @@ def test_white_space_in_json_is_bounded(compiler: GrammarCompiler, tokenizer: To
     assert 1 <= num_newlines <= 8
 
 
+@pytest.mark.slow
 def test_an_ambiguous_form_is_given_up_before_it_holds_up_the_others(
     compiler: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
@@ -286,6 +287,7 @@ def bench(default_model_directory: Path, tokenizer: Tokenizer) -> Iterator[Bench
     bench.desk.close()
 
 
+@pytest.mark.slow
 def test_while_a_form_compiles_others_are_served(bench: Bench, tokenizer: Tokenizer) -> None:
     bench.mailbox.order(requests=[asked("hostile", Structure("json_schema", deep_schema(400)))])
     bench.mailbox.order(requests=[asked("plain", None, num_tokens=3)])

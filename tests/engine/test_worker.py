@@ -138,6 +138,7 @@ async def test_a_worker_answers_tells_of_itself_and_idles(
     assert seconds < 0.08, "an idle worker takes next to no processor time"
 
 
+@pytest.mark.slow
 async def test_a_cancelled_request_leaves_the_worker_within_a_second(
     start: Start, gateway: GatewayBroker
 ) -> None:
@@ -152,6 +153,7 @@ async def test_a_cancelled_request_leaves_the_worker_within_a_second(
     assert time.monotonic() - cancelled < 1.5
 
 
+@pytest.mark.slow
 async def test_sigterm_lets_what_runs_finish_and_gives_back_the_rest(
     start: Start, gateway: GatewayBroker
 ) -> None:
@@ -170,6 +172,7 @@ async def test_sigterm_lets_what_runs_finish_and_gives_back_the_rest(
         assert len(tokens_of([frame async for frame in late])) == 5
 
 
+@pytest.mark.slow
 async def test_a_second_signal_ends_the_worker_at_once(
     start: Start, gateway: GatewayBroker
 ) -> None:
@@ -183,6 +186,7 @@ async def test_a_second_signal_ends_the_worker_at_once(
     assert await asyncio.to_thread(process.wait, 3) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 async def test_a_worker_ends_when_its_supervisor_is_killed(
     start: Start, gateway: GatewayBroker
 ) -> None:

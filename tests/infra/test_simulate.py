@@ -25,6 +25,7 @@ def test_policies_stand_beside_each_other_and_the_figures_are_called_simulated()
         assert word in output
 
 
+@pytest.mark.slow
 def test_a_trace_comes_back_from_a_file(tmp_path: Path) -> None:
     trace = tmp_path / "load.jsonl"
     made = run("chat", "--rate", "20", "--requests", "5", "--save-trace", str(trace))
@@ -39,6 +40,7 @@ def test_it_says_how_many_machines_a_load_needs() -> None:
     assert "TTFT p99 <= 0.5 s" in output
 
 
+@pytest.mark.slow
 def test_it_draws_the_curve(tmp_path: Path) -> None:
     picture = tmp_path / "curve.svg"
     run("chat", "--rate", "20", "--requests", "5", "--policies", "ncompass,vllm", "--curve",

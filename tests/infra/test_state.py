@@ -213,6 +213,7 @@ def test_a_gguf_file_that_cannot_be_read_is_told_and_leaves_nothing(tmp_path: Pa
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "environment", "complaint"),
     [

@@ -136,6 +136,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [FORKING, STUBBORN], ids=["forking", "stubborn"])
 async def test_a_killed_supervisor_leaves_no_process_and_no_ready_file(
     tmp_path: Path, command: list[str]

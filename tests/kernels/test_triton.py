@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
 
+@pytest.mark.slow
 def test_kernels_equal_the_reference_in_the_interpreter() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "tests.kernels.interpreted"],
@@ -28,6 +29,7 @@ def test_kernels_equal_the_reference_in_the_interpreter() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_one_of_each_kernel_compiles_for_an_h100_without_spills() -> None:
     # All shapes, types and targets take three minutes: `make check-kernels`.
     names = ["rms_norm_1024", "silu_and_mul", "rotary_g3_d64", "decode_merge_g3_d64"]

@@ -27,6 +27,7 @@ def test_families_generate_what_transformers_does(family: str) -> None:
     assert (verdict.state, verdict.tier) == ("identical", SAMPLE[family]), verdict.reason
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_admission", "one_thread")
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_that_looks_ahead_in_its_prompt_runs_and_is_called_unsteady() -> None:

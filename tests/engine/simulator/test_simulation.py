@@ -91,6 +91,7 @@ def test_the_schedulers_own_code_runs_in_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert report(simulate(agents, H100, OURS)).cached_share == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=lambda policy: policy.name)
 @pytest.mark.parametrize("kind", ["mixed", "agent"])
 def test_no_policy_beats_the_bound(kind: str, policy: object) -> None:
@@ -117,6 +118,7 @@ def test_the_bound_knows_what_an_ideal_cache_would_hold() -> None:
     assert ideal_hits(requests) == [0, 100, 299, 0]
 
 
+@pytest.mark.slow
 def test_every_ingredient_can_be_left_out() -> None:
     requests = mixed(8.0, 60, seed=1)
     ours = report(simulate(requests, H100, OURS)).ttft.mean
@@ -151,6 +153,7 @@ def test_a_flood_delays_everybody_under_one_queue_and_nobody_under_ours() -> Non
     assert ours.tokens_per_s > 0.97 * vllm.tokens_per_s
 
 
+@pytest.mark.slow
 def test_the_least_number_of_machines_meets_the_target_and_one_less_does_not() -> None:
     requests = chat(90.0, 60)
     target = Target(ttft_p99_s=0.2)
