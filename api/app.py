@@ -6,7 +6,7 @@ from starlette.middleware.cors import CORSMiddleware
 from api import errors, openapi
 from api.dependencies import Services
 from api.metrics import CountResponses
-from api.middleware import RequestIds, TrailingSlashes
+from api.middleware import DirectSend, RequestIds, TrailingSlashes
 from api.routes import (
     admin,
     budgets,
@@ -32,6 +32,7 @@ ROUTERS = (
     chat_completions.router,
     completions.router,
     messages.router,
+    messages.counting,
     responses.router,
     quote.router,
     signup.router,
@@ -63,6 +64,7 @@ def create_app(services: Services) -> FastAPI:
     errors.install(application)
     openapi.install(application)
     # The last one added is the outermost: CORS, then ids, then counting, then the boundary.
+    # A stream passes them by once its head has gone through.
     application.add_middleware(TrailingSlashes)
     application.add_middleware(errors.ErrorBoundary)
     application.add_middleware(CountResponses, metrics=services.metrics)
@@ -75,4 +77,5 @@ def create_app(services: Services) -> FastAPI:
         expose_headers=["x-request-id", "request-id", "retry-after", "x-should-retry"],
         max_age=86_400,
     )
+    application.add_middleware(DirectSend)
     return application

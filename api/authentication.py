@@ -32,7 +32,8 @@ def _require(scope: str | None) -> Callable[[Request], Awaitable[Principal]]:
     """A dependency that answers with the caller, who must hold `scope` (None: any live key)."""
 
     async def authenticate(request: Request) -> Principal:
-        principal = await services_of(request).key_cache.authenticate(sent_key(request))
+        services = await services_of(request)
+        principal = await services.key_cache.authenticate(sent_key(request))
         if scope is not None and scope not in principal.scopes:
             raise ScopeMissing(f"This key does not have the scope '{scope}'.", scope=scope)
         return principal
@@ -40,7 +41,10 @@ def _require(scope: str | None) -> Callable[[Request], Awaitable[Principal]]:
     return authenticate
 
 
+inference_caller = _require(INFERENCE)
+"""Who sends an inference request. Raises KeyMissing, ScopeMissing and what `KeyCache` raises."""
+
 AnyCaller = Annotated[Principal, Depends(_require(None))]
-InferenceCaller = Annotated[Principal, Depends(_require(INFERENCE))]
+InferenceCaller = Annotated[Principal, Depends(inference_caller)]
 AccountCaller = Annotated[Principal, Depends(_require(ACCOUNT))]
 OperatorCaller = Annotated[Principal, Depends(_require(OPERATOR))]

@@ -207,8 +207,9 @@ async def _repeating(
             await task
 
 
-def services_of(request: Request) -> Services:
+async def services_of(request: Request) -> Services:
     """The services that `create_app` was given."""
+    # NOTE: async although it waits for nothing: FastAPI runs other dependencies in a thread.
     services: Services = request.app.state.services
     return services
 

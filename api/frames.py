@@ -4,12 +4,12 @@ A request waits in the queue before its first token, and again when its server w
 one has to take it over. Both waits are told alike.
 """
 
-import asyncio
 import time
 
 from api.dependencies import Services
 from api.placement import Placement
 from api.streaming import Answer
+from common.patience import Patience
 from engine.broker.positions import QueuePosition
 from engine.errors import ModelUnavailable, RequestLost
 from engine.messages import TokenFrame
@@ -22,6 +22,7 @@ class Frames:
         self._settings = services.settings
         self._broker = services.broker
         self._placement = placement
+        self._patience = Patience(services.settings.queue_report_interval_s)
 
     async def next(self, answer: Answer) -> TokenFrame:
         """The next frame; until it comes, `answer` hears where the request stands in the queue.
@@ -33,7 +34,7 @@ class Frames:
         stream = self._placement.stream
         while True:
             try:
-                async with asyncio.timeout(self._settings.queue_report_interval_s):
+                with self._patience:
                     return await anext(stream)
             except TimeoutError:
                 now_s = time.monotonic()

@@ -17,6 +17,7 @@ from api.dependencies import Services
 from api.errors import InvalidRequest
 from api.formats import AnswerHead, FormatFactory
 from api.generation import ABORTED, PLATFORM_FAULT, Generation
+from api.middleware import SERVER_SEND
 from api.outputs.reading import PLAIN, Reading
 from api.parts import parts_of
 from api.placement import Order
@@ -200,7 +201,9 @@ class GenerationResponse(Response):
             await asyncio.sleep(0)
             if watching.done():
                 return
-            answers = parts_of(self._answer(send), len(generations), self._orders[0].num_choices)
+            answers = parts_of(
+                self._answer(scope, send), len(generations), self._orders[0].num_choices
+            )
             producing = {
                 self._services.running.start(generation.run(answer))
                 for generation, answer in zip(generations, answers, strict=True)
@@ -237,12 +240,13 @@ class GenerationResponse(Response):
         if failure is not None:
             raise failure
 
-    def _answer(self, send: Send) -> Answer:
+    def _answer(self, scope: Scope, send: Send) -> Answer:
         order = self._orders[0]
         if not order.is_streamed:
             return WholeAnswer(send, self._format)
         return StreamedAnswer(
             send,
+            scope[SERVER_SEND],
             self._format,
             send_timeout_s=self._services.settings.send_timeout_s,
             may_start=order.structure is None,

@@ -4,7 +4,6 @@ No generator and no pydantic per token: a frame is one `send` of bytes. FastAPI'
 alone would cost a core for 25,000 frames a second.
 """
 
-import asyncio
 from typing import Protocol
 
 from starlette.types import Send
@@ -15,6 +14,7 @@ from api.formats import Format
 from api.outputs.deltas import merged
 from api.summary import Summary
 from common.errors import PlatformError
+from common.patience import Patience
 from engine.broker.positions import QueuePosition
 
 STREAM_HEADERS = [
@@ -65,12 +65,20 @@ class StreamedAnswer:
     """Server-sent events; each piece leaves as soon as it is there."""
 
     def __init__(
-        self, send: Send, answer_format: Format, *, send_timeout_s: float, may_start: bool = True
+        self,
+        send: Send,
+        send_body: Send,
+        answer_format: Format,
+        *,
+        send_timeout_s: float,
+        may_start: bool = True,
     ) -> None:
+        """The head goes by `send`, through all middleware; what follows by `send_body`."""
         self.is_started = False
         self._send = send
+        self._send_body = send_body
         self._format = answer_format
-        self._send_timeout_s = send_timeout_s
+        self._patience = Patience(send_timeout_s)
         self._may_start = may_start
         """While it may not, the caller hears nothing: what comes may still be a status."""
         self._opening: bytes | None = None
@@ -116,13 +124,13 @@ class StreamedAnswer:
 
     async def _write(self, payload: bytes, *, is_last: bool = False) -> None:
         try:
-            async with asyncio.timeout(self._send_timeout_s):
+            with self._patience:
                 if not self.is_started:
                     self.is_started = True
                     await self._send(
                         {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
                     )
-                await self._send(
+                await self._send_body(
                     {"type": "http.response.body", "body": payload, "more_body": not is_last}
                 )
         except (TimeoutError, OSError):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from sqlalchemy import Executable, Table, bindparam, insert, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from billing.errors import LedgerConflict
@@ -27,12 +28,12 @@ from billing.models import (
     UsageRecord,
 )
 from common.ids import new_id
-from common.upsert import insert_for
 
 HOLD_COLUMNS = tuple(HoldRecord.__table__.c.keys())
 US_PER_HOUR = 3_600_000_000
 NO_KEY = "session"
 """Stands for the key in `usage_hours` where a logged-in browser used none."""
+HOUR_IDENTITY = ("organization_id", "api_key_id", "model")
 HOUR_COUNTERS = (
     "requests",
     "uncached_input_tokens",
@@ -78,6 +79,21 @@ _MOVE_BALANCE = (
 _INSERTS = {
     table: insert(cast(Table, table.__table__))
     for table in (HoldRecord, LedgerTransaction, LedgerEntry, LotUse, UsageRecord)
+}
+
+
+def _adding(statement: postgresql.Insert | sqlite.Insert) -> Executable:
+    """Add to the counters of an hour, or begin it."""
+    columns = UsageHour.__table__.c
+    return statement.on_conflict_do_update(
+        index_elements=[*HOUR_IDENTITY, "hour"],
+        set_={name: columns[name] + statement.excluded[name] for name in HOUR_COUNTERS},
+    )
+
+
+_ADD_TO_HOUR = {
+    "postgresql": _adding(postgresql.insert(UsageHour)),
+    "sqlite": _adding(sqlite.insert(UsageHour)),
 }
 
 
@@ -167,7 +183,7 @@ async def write_changes(
     connection = await session.connection()
     await _write_holds(connection, changes)
     await _write_ledger(connection, changes.closed, open_lots, now_us)
-    await _write_usage(session, connection, changes.closed, now_us)
+    await _write_usage(connection, changes.closed, now_us)
     await _write_balances(connection, changes.moves)
 
 
@@ -238,7 +254,7 @@ async def _write_ledger(
 
 
 async def _write_usage(
-    session: AsyncSession, connection: AsyncConnection, closed: Sequence[ClosedHold], now_us: int
+    connection: AsyncConnection, closed: Sequence[ClosedHold], now_us: int
 ) -> None:
     """A record for each closed hold, and the sums of its hour."""
     await _insert(connection, UsageRecord, [_usage_row(ended, now_us) for ended in closed])
@@ -255,22 +271,14 @@ async def _write_usage(
         hour = sums[hold.organization_id, hold.api_key_id or NO_KEY, hold.model]
         for position, count in enumerate(counts):
             hour[position] += count
-    identity = ("organization_id", "api_key_id", "model")
-    statement = insert_for(session, UsageHour)
-    upsert = statement.on_conflict_do_update(
-        index_elements=[*identity, "hour"],
-        set_={
-            name: UsageHour.__table__.c[name] + statement.excluded[name] for name in HOUR_COUNTERS
-        },
-    )
     rows = [
-        dict(zip(identity, key, strict=True))
+        dict(zip(HOUR_IDENTITY, key, strict=True))
         | dict(zip(HOUR_COUNTERS, sums[key], strict=True))
         | {"hour": now_us // US_PER_HOUR}
         for key in sorted(sums)
     ]
     if rows:
-        await connection.execute(upsert, rows)
+        await connection.execute(_ADD_TO_HOUR[connection.dialect.name], _alone_or_all(rows))
 
 
 def _usage_row(ended: ClosedHold, now_us: int) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from api.dependencies import ServicesDependency
 from api.formats.chat import ChatFormat
 from api.inference import Arrival, GenerationResponse, Limits, read, take_in
 from api.openapi import body_of, errors
+from api.routes.direct import DirectRoute
 from api.schemas.chat import ChatCompletionBody
 from common.ids import new_id
 
-router = APIRouter(tags=["inference"])
+router = APIRouter(tags=["inference"], route_class=DirectRoute)
 
 
 @router.post(

@@ -13,11 +13,12 @@ from api.formats.completions import CompletionFormat
 from api.inference import Arrival, GenerationResponse, Intake, Limits, read, take_in
 from api.openapi import body_of, errors
 from api.placement import Order
+from api.routes.direct import DirectRoute
 from api.schemas.completions import CompletionBody
 from api.tokenizers import LoadedTokenizer
 from common.ids import new_id
 
-router = APIRouter(tags=["inference"])
+router = APIRouter(tags=["inference"], route_class=DirectRoute)
 
 
 @router.post(

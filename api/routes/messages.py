@@ -8,11 +8,13 @@ from api.dependencies import ServicesDependency
 from api.formats.messages import MessagesFormat
 from api.inference import Arrival, GenerationResponse, Limits, read, take_in
 from api.openapi import ANTHROPIC_ERROR, body_of, errors
+from api.routes.direct import DirectRoute
 from api.schemas.base import ResponseBody
 from api.schemas.messages import CountTokensBody, MessagesBody
 from common.ids import new_id
 
-router = APIRouter(tags=["inference"])
+router = APIRouter(tags=["inference"], route_class=DirectRoute)
+counting = APIRouter(tags=["inference"])
 
 
 class TokenCount(ResponseBody):
@@ -42,7 +44,7 @@ def limits_of(body: MessagesBody) -> Limits:
     return Limits(body.max_tokens, tuple(body.stop_sequences))
 
 
-@router.post(
+@counting.post(
     "/v1/messages/count_tokens",
     responses=errors(400, 401, 403, 404, 413, form=ANTHROPIC_ERROR),
     openapi_extra=body_of(CountTokensBody),

@@ -11,10 +11,11 @@ from api.formats import AnswerHead
 from api.formats.responses import ResponsesFormat
 from api.inference import Arrival, GenerationResponse, Limits, read, take_in
 from api.openapi import body_of, errors
+from api.routes.direct import DirectRoute
 from api.schemas.responses import ResponsesBody
 from common.ids import new_id
 
-router = APIRouter(tags=["inference"])
+router = APIRouter(tags=["inference"], route_class=DirectRoute)
 
 
 @router.post(
