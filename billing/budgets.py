@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import Literal
 
-from sqlalchemy import BigInteger, ColumnElement, cast, delete, func, or_, select
+from sqlalchemy import BigInteger, ColumnElement, bindparam, cast, delete, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -27,6 +27,13 @@ from common.upsert import insert_for
 
 Period = Literal["day", "month", "total"]
 SECONDS_PER_HOUR = 3_600
+# Built once: every group of holds asks.
+_BOUNDING = select(Budget).where(
+    or_(
+        Budget.api_key_id.in_(bindparam("key_ids", expanding=True)),
+        Budget.project_id.in_(bindparam("project_ids", expanding=True)),
+    )
+)
 
 
 @dataclass(slots=True)
@@ -116,9 +123,7 @@ async def load_open(
         return {}
     project_ids = sorted({project for project in projects.values() if project is not None})
     found = await session.scalars(
-        select(Budget).where(
-            or_(Budget.api_key_id.in_(sorted(projects)), Budget.project_id.in_(project_ids))
-        )
+        _BOUNDING, {"key_ids": sorted(projects), "project_ids": project_ids}
     )
     stands: dict[str, OpenBudget] = {}
     for budget in found.all():

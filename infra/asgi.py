@@ -1,7 +1,7 @@
 """One process: the API under `/v1`, the pages under `/`, metrics on a port of their own.
 
-`uvicorn infra.asgi:create_application --factory`. The lifespan opens what both need, once, and
-closes it after the last request.
+`infra.api_server` runs it, and `uvicorn infra.asgi:create_application --factory` does. The lifespan
+opens what both need, once, and closes it after the last request.
 """
 
 import asyncio

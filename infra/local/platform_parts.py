@@ -34,10 +34,8 @@ def api_part(wiring: Wiring, index: int, listener_fd: int) -> PartSpec:
     return PartSpec(
         name=numbered("api", index),
         command=[
-            *(sys.executable, "-m", "uvicorn", "infra.asgi:create_application", "--factory"),
-            *("--fd", str(listener_fd), "--no-access-log", "--log-level", "warning"),
-            *("--timeout-graceful-shutdown", str(drain_s), "--timeout-keep-alive", "75"),
-            *("--no-server-header", "--no-proxy-headers"),
+            *(sys.executable, "-m", "infra.api_server"),
+            *("--fd", str(listener_fd), "--drain-s", str(drain_s)),
         ],
         environment=environment,
         stop_timeout_s=drain_s + GRACE_S,
