@@ -13,13 +13,15 @@ import torch
 
 from engine.engine import Engine
 from engine.engine_thread import EngineThread
-from engine.mailbox import Mailbox
+from engine.mailbox import Bells, Mailbox
 from engine.messages import Cancel, GenerateRequest, Sampling, Structure, TokenFrame
 from engine.model_runner import ModelRunner
 from engine.models.model import ModelSpec
+from engine.served_model import ServedModel
 from engine.settings import EngineSettings
 from engine.structured import FairLine, GrammarCompiler, StructureDesk
 from engine.tokenization import Tokenizer
+from engine.turnstile import Turnstile
 from kernels.attention_metadata import AttentionMetadata
 from tests.engine.driver import request
 from tests.engine.fake_model import FakePages
@@ -259,13 +261,17 @@ class Bench:
 
     def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
         self.engine = create_engine(tokenizer)
-        self.mailbox = Mailbox(self.engine.stats)
+        self.bells = Bells()
+        self.mailbox = Mailbox(self.engine.stats, self.bells)
         self.desk = StructureDesk(directory, self.mailbox, EngineSettings())
-        for run_thread in (
-            EngineThread(self.engine, self.mailbox, self.desk).run,
-            self.desk.run,
-        ):
-            threading.Thread(target=run_thread, daemon=True).start()
+        self.engine_thread = EngineThread(self.bells, Turnstile(), quantum_s=1.0)
+        self.engine_thread.add(ServedModel("model", self.engine, self.mailbox, self.desk))
+        self._threads = [
+            threading.Thread(target=run, daemon=True)
+            for run in (self.engine_thread.run, self.desk.run)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def frames(self, request_id: str, timeout_s: float = 60.0) -> list[TokenFrame]:
         """All frames of a request, up to its last one."""
@@ -273,18 +279,26 @@ class Bench:
         deadline = time.monotonic() + timeout_s
         while not (found and found[-1].finish_reason):
             assert time.monotonic() < deadline
-            for output in self.mailbox.wait_for_news(0.2).outputs:
+            self.bells.told.wait(0.2)
+            self.bells.told.clear()
+            for output in self.mailbox.take_news().outputs:
                 for of_node in output.frames.values():
                     found += [frame for frame in of_node if frame.request_id == request_id]
         return found
+
+    def close(self) -> None:
+        self.engine_thread.stop()
+        self.desk.close()
+        for thread in self._threads:
+            thread.join(timeout=30)
+            assert not thread.is_alive()
 
 
 @pytest.fixture
 def bench(default_model_directory: Path, tokenizer: Tokenizer) -> Iterator[Bench]:
     bench = Bench(default_model_directory, tokenizer)
     yield bench
-    bench.mailbox.order_stop()
-    bench.desk.close()
+    bench.close()
 
 
 @pytest.mark.slow
