@@ -48,6 +48,11 @@ class RunLedger:
         return np.array([request.arrival_s for request in self.requests])
 
     @property
+    def mean_step_s(self) -> float:
+        """Of all machines' steps."""
+        return self.busy_s / max(1, self.num_steps)
+
+    @property
     def is_complete(self) -> NDArray[np.bool_]:
         """By request: not refused."""
         kept = np.ones(len(self.requests), dtype=bool)

@@ -6,6 +6,7 @@ ours "without" an ingredient is ours with that one thing taken away.
 """
 
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -50,6 +51,11 @@ def without_time_budget(state: PlannerState, limits: Limits, cost_model: CostMod
     return plan(state, limits, None)
 
 
+def without_deferral(state: PlannerState, limits: Limits, cost_model: CostModel | None) -> Plan:
+    """Ours, but decodes ride along in every step."""
+    return plan(state, replace(limits, ride_share=inf), cost_model)
+
+
 def without_reservation(state: PlannerState, limits: Limits, cost_model: CostModel | None) -> Plan:
     """Ours, but no block is kept for the growth of what runs."""
     size = limits.block_size
@@ -82,6 +88,7 @@ POLICIES: dict[str, Policy] = {
         Policy("ncompass-no-order", "ours in the order of arrival", plan, is_fair=True),
         Policy("ncompass-no-pausing", "ours, no pauses", without_pausing, True, ALPHA),
         Policy("ncompass-no-time-budget", "ours by tokens", without_time_budget, True, ALPHA),
+        Policy("ncompass-no-deferral", "ours, decodes always ride", without_deferral, True, ALPHA),
         Policy("ncompass-no-reservation", "ours, no reserve", without_reservation, True, ALPHA),
     )
 }
@@ -90,6 +97,7 @@ INGREDIENTS = {
     "order": "ncompass-no-order",
     "pausing": "ncompass-no-pausing",
     "time budget": "ncompass-no-time-budget",
+    "deferral": "ncompass-no-deferral",
     "reservation": "ncompass-no-reservation",
 }
 """What each brings is seen by leaving it out."""

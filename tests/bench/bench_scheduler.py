@@ -1,8 +1,10 @@
 """`make bench-scheduler`: planning, queue, fairness and policies; writes var/bench/scheduler.json.
 
-Parts, which `--only` selects: `plan`, `queue` (Redis), `simulated` (an H100), `fairness` (simulated, a
-tenant with 10,000 queued), `live` (the CPU engine of the default model at 70, 90 and 110 % of its own
-capacity on the mixed trace, in one process: no HTTP, no Redis). Losses stand beside gains.
+Parts, which `--only` selects: `plan`, `queue` (Redis), `simulated` (an H100), `speed` (of the
+simulator), `fairness` (simulated, a tenant with 10,000 queued), `live_fairness` (the CPU engine, a
+tenant with 40), `live` (the CPU engine of the default model at 70, 90 and 110 % of its own capacity on
+the mixed trace, in one process: no HTTP, no Redis; with `--ingredients` also without each of ours).
+Losses stand beside gains.
 """
 
 import argparse
@@ -27,9 +29,10 @@ from engine.planner import plan
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
 from engine.simulator.bound import mean_ttft_bound_s
+from engine.simulator.ledger import RunLedger
 from engine.simulator.machines import PRESETS, Machine
 from engine.simulator.policies import INGREDIENTS, OURS, POLICIES, Policy
-from engine.simulator.report import RunReport, report
+from engine.simulator.report import RunReport, Spread, report
 from engine.simulator.simulation import simulate
 from engine.simulator.trace import TracedRequest, at_rate
 from engine.simulator.workloads import FLOODING_TENANT, chat, flood, mixed, small
@@ -44,8 +47,11 @@ from tests.services import redis_binaries, running_redis
 
 Figures = dict[str, float]
 Rows = list[dict[str, Any]]
-PARTS = ("plan", "queue", "simulated", "fairness", "live")
+PARTS = ("plan", "queue", "simulated", "speed", "fairness", "live_fairness", "live")
 LIVE_SHARES = (0.7, 0.9, 1.1)
+FAIR_OTHERS = 500
+"""At 2/s they come while the 10,000 of the flood are still queued."""
+LIVE_FAIR_OTHERS, LIVE_FAIR_FLOOD = 10, 40
 
 
 def bench_plan(_: argparse.Namespace) -> tuple[Figures, Rows]:
@@ -127,51 +133,106 @@ def bench_simulated(arguments: argparse.Namespace) -> tuple[Figures, Rows]:
 
 
 def bench_fairness(arguments: argparse.Namespace) -> tuple[Figures, Rows]:
-    """Simulated: others beside a tenant with 10,000 queued, and the same others by themselves."""
-    machine, count = PRESETS["h100"], arguments.simulated_requests
-    idle = report(simulate(chat(2.0, count), machine, OURS))
-    flooded = report(simulate(flood(2.0, count), machine, OURS))
-    one_queue = replace(OURS, is_fair=False)
-    unfair = report(simulate(flood(2.0, count), machine, one_queue))
-    assert flooded.heaviest_tenant == FLOODING_TENANT
+    """Simulated: others while a tenant has 10,000 queued, and the same others by themselves."""
+    machine = PRESETS["h100"]
+    trace = flood(2.0, FAIR_OTHERS)
+    flooded = simulate(trace, machine, OURS)
+    unfair = report(simulate(trace, machine, replace(OURS, is_fair=False)))
+    others = _of_others(trace)
+    idle = simulate([trace[index] for index in others], machine, OURS)
+    assert flooded.first_s[others].max() < flooded.first_s.max(), "all of them met the flood"
+    figures, rows = _fairness(idle, flooded, others, "fair")
+    figures["fair_throughput_loss"] = 1 - report(flooded).tokens_per_s / unfair.tokens_per_s
+    rows.append(
+        {"run": "flooded, one queue", "others p50 ms": unfair.others_ttft.p50 * 1e3}
+        | {"others p99 ms": unfair.others_ttft.p99 * 1e3, "tokens/s": unfair.tokens_per_s}
+    )
+    return figures, rows
+
+
+def bench_live_fairness(arguments: argparse.Namespace) -> tuple[Figures, Rows]:
+    """The same on the real engine with small numbers, and short prompts: no queue while idle."""
+    settings = _live_settings()
+    trace = [
+        replace(each, prompt_tokens=min(each.prompt_tokens, 400))
+        for each in small(0.6, LIVE_FAIR_OTHERS, seed=3)
+    ]
+    flood_at_once = [
+        replace(each, arrival_s=0.0, tenant=FLOODING_TENANT)
+        for each in small(1.0, LIVE_FAIR_FLOOD, seed=4)
+    ]
+    trace, both = _of_known_length(trace), _of_known_length([*flood_at_once, *trace])
+    idle, _ = _run_live(arguments.model, settings, OURS, trace)
+    flooded, _ = _run_live(arguments.model, settings, OURS, both)
+    unfair, _ = _run_live(arguments.model, settings, replace(OURS, is_fair=False), both)
+    others = _of_others(flooded.requests)
+    figures, rows = _fairness(idle, flooded, others, "live_fair")
+    figures["live_fair_throughput_loss"] = (
+        1 - report(flooded).tokens_per_s / report(unfair).tokens_per_s
+    )
+    return figures, rows
+
+
+def _of_known_length(trace: list[TracedRequest]) -> list[TracedRequest]:
+    """Requests that say how long their answers will be: a real engine is told where to stop."""
+    return [replace(each, max_output_tokens=each.output_tokens) for each in trace]
+
+
+def _of_others(trace: list[TracedRequest]) -> list[int]:
+    return [index for index, each in enumerate(trace) if each.tenant != FLOODING_TENANT]
+
+
+def _fairness(
+    idle: RunLedger, flooded: RunLedger, others: list[int], prefix: str
+) -> tuple[Figures, Rows]:
+    """Others' TTFT beside a flood, less one (mean) step of the flooded machine, over idle."""
+    alone = Spread.of(idle.first_s - idle.arrivals_s)
+    beside = Spread.of((flooded.first_s - flooded.arrivals_s)[others])
+    step_s = flooded.mean_step_s
     figures = {
-        "fair_ttft_p99_ratio": (flooded.others_ttft.p99 - machine.settings.gap_s) / idle.ttft.p99,
-        "fair_throughput_loss": 1 - flooded.tokens_per_s / unfair.tokens_per_s,
+        f"{prefix}_ttft_p50_ratio": (beside.p50 - step_s) / alone.p50,
+        f"{prefix}_ttft_p99_ratio": (beside.p99 - step_s) / alone.p99,
+        f"{prefix}_step_ms": step_s * 1e3,
     }
     rows = [
         {
             "run": name,
-            "others p50 ms": each.others_ttft.p50 * 1e3,
-            "others p99 ms": each.others_ttft.p99 * 1e3,
-            "tokens/s": each.tokens_per_s,
+            "others p50 ms": ttft.p50 * 1e3,
+            "others p99 ms": ttft.p99 * 1e3,
+            "tokens/s": report(ledger).tokens_per_s,
         }
-        for name, each in (("idle", idle), ("flooded", flooded), ("flooded, one queue", unfair))
+        for name, ttft, ledger in (("idle", alone, idle), ("flooded", beside, flooded))
     ]
-    rows[0] |= {"others p50 ms": idle.ttft.p50 * 1e3, "others p99 ms": idle.ttft.p99 * 1e3}
     return figures, rows
+
+
+def bench_speed(arguments: argparse.Namespace) -> tuple[Figures, Rows]:
+    """How long the simulator takes for many requests on one core."""
+    requests = chat(30.0, arguments.speed_requests)
+    started_s = time.process_time()
+    ledger = simulate(requests, PRESETS["h100"], OURS)
+    seconds = time.process_time() - started_s
+    figures = {"simulator_cpu_s_per_100000_requests": 1e5 * seconds / len(requests)}
+    return figures, [{"part": "speed", "requests": len(requests), "steps": ledger.num_steps}]
 
 
 def bench_live(arguments: argparse.Namespace) -> tuple[Figures, Rows]:
     """The real engine under our policy and under vLLM's, and what the simulator predicted."""
-    settings = EngineSettings()
-    built = library.build(ROOT / settings.kernel_cache)
-    if built.path is not None:
-        library.enable(built.path, num_threads(settings))
-    requests = [
-        replace(each, max_output_tokens=each.output_tokens)
-        for each in small(1.0, arguments.requests)
-    ]
+    settings = _live_settings()
+    requests = _of_known_length(small(1.0, arguments.requests))
     burst = [replace(each, arrival_s=0.0) for each in requests]
-    ours, machine = _run_live(arguments.model, settings, OURS, burst)
+    ledger, machine = _run_live(arguments.model, settings, OURS, burst)
+    ours = report(ledger)
     capacity = ours.requests_per_s
     rows = [_row("live burst (capacity), ncompass", ours)]
     figures: Figures = {"live_capacity_rps": capacity}
+    names = ["ncompass", "vllm", *(INGREDIENTS.values() if arguments.ingredients else ())]
     for share in arguments.shares:
         trace = at_rate(requests, share * capacity)
         bound_s = mean_ttft_bound_s(trace, machine)
         found = {
-            name: _run_live(arguments.model, settings, POLICIES[name], trace)[0]
-            for name in ("ncompass", "vllm")
+            name: report(_run_live(arguments.model, settings, POLICIES[name], trace)[0])
+            for name in names
         }
         predicted = report(simulate(trace, machine, OURS))
         percent = round(100 * share)
@@ -182,24 +243,46 @@ def bench_live(arguments: argparse.Namespace) -> tuple[Figures, Rows]:
             figures["mean_ttft_over_bound_70"] = ttft.mean / bound_s
             figures["simulator_error_p50"] = abs(predicted.ttft.p50 / ttft.p50 - 1)
             figures["simulator_error_p99"] = abs(predicted.ttft.p99 / ttft.p99 - 1)
-        elif share <= 1:
-            figures["ttft_gain_over_vllm_policy_90"] = found["vllm"].ttft.mean / ttft.mean
+        else:
+            figures |= _gains(found["ncompass"], found["vllm"], percent)
     return figures, rows
+
+
+def _gains(ours: RunReport, vllm: RunReport, percent: int) -> Figures:
+    """Ours beside vLLM's policy; greater is better for us in each."""
+    return {
+        f"ttft_gain_over_vllm_policy_{percent}": vllm.ttft.mean / ours.ttft.mean,
+        f"long_p99_gain_over_vllm_policy_{percent}": (
+            vllm.buckets[-1].ttft.p99 / ours.buckets[-1].ttft.p99
+        ),
+        f"tpot_gain_over_vllm_policy_{percent}": vllm.tpot.p50 / ours.tpot.p50,
+        f"itl_p99_gain_over_vllm_policy_{percent}": vllm.gap.p99 / ours.gap.p99,
+        f"throughput_gain_over_vllm_policy_{percent}": ours.tokens_per_s / vllm.tokens_per_s,
+    }
+
+
+def _live_settings() -> EngineSettings:
+    """Those of a worker on this machine, with the kernels built for it."""
+    settings = EngineSettings()
+    built = library.build(ROOT / settings.kernel_cache)
+    if built.path is not None:
+        library.enable(built.path, num_threads(settings))
+    return settings
 
 
 def _run_live(
     model: Path, settings: EngineSettings, policy: Policy, requests: list[TracedRequest]
-) -> tuple[RunReport, Machine]:
+) -> tuple[RunLedger, Machine]:
     loaded = load_engine(model, settings, policy=policy.plan)
     engine = loaded.engine
     cost_model: CostModel | None = engine.cost_model
     assert cost_model is not None
     kv_tokens = engine.stats.total_kv_tokens
     machine = Machine("this CPU", cost_model, kv_tokens, engine.context_length, settings)
-    found = report(LiveRun(engine, settings, policy, cost_model, requests).run())
+    ledger = LiveRun(engine, settings, policy, cost_model, requests).run()
     del loaded, engine
     gc.collect()
-    return found, machine
+    return ledger, machine
 
 
 def _row(name: str, found: RunReport, bound_s: float | None = None) -> dict[str, Any]:
@@ -213,6 +296,7 @@ def _row(name: str, found: RunReport, bound_s: float | None = None) -> dict[str,
         f"long p99 ({longest.name})": longest.ttft.p99 * 1e3,
         "ITL p99": found.gap.p99 * 1e3,
         "TPOT p50": found.tpot.p50 * 1e3,
+        "TPOT p90": found.tpot.p90 * 1e3,
         "tokens/s": found.tokens_per_s,
         "preempted": found.num_preemptions,
     }
@@ -224,6 +308,8 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
     parser.add_argument("--requests", type=int, default=400, help="of each live run")
     parser.add_argument("--simulated-requests", type=int, default=2000)
+    parser.add_argument("--speed-requests", type=int, default=20_000)
+    parser.add_argument("--ingredients", action="store_true", help="live runs without each, too")
     parser.add_argument("--shares", type=float, nargs="+", default=LIVE_SHARES)
     default_model = ROOT / "var" / "models" / "HuggingFaceTB--SmolLM2-135M-Instruct"
     parser.add_argument("--model", type=Path, default=default_model)
@@ -233,7 +319,9 @@ def main() -> None:
         "plan": bench_plan,
         "queue": bench_queue,
         "simulated": bench_simulated,
+        "speed": bench_speed,
         "fairness": bench_fairness,
+        "live_fairness": bench_live_fairness,
         "live": bench_live,
     }
     figures: Figures = {}

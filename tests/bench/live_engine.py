@@ -91,7 +91,8 @@ class LiveRun:
             take_window=self.policy.take_window or self.settings.take_window,
         )
         waiting = self.engine.stats.waiting_tenants
-        for taken in self.broker.take(WORKER, room.for_any, room.for_others, waiting):
+        spare = room.for_others if self.policy.is_fair else 0
+        for taken in self.broker.take(WORKER, room.for_any, spare, waiting):
             index = int(taken.request_id)
             self.held.add(index)
             self.engine.add(self.generate_request(index, taken.key))
