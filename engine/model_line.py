@@ -114,6 +114,8 @@ class ModelLine:
         self._closed.set()
         self._stop_wanted = threading.Event()
         self._can_take = threading.Event()
+        self._is_window_full = False
+        """The room that is left is for tenants that have nothing waiting here."""
         self._has_word = False
         self._due = dict.fromkeys(("heartbeat", "renew", "nodes"), 0.0)
 
@@ -205,8 +207,9 @@ class ModelLine:
             self.broker.give_back(withdrawn)
         if self._requests or exchange.requests or outgoing.finished:
             self.idle_since_s = time.monotonic()
-        # NOTE: not for spare room alone: what is queued of one tenant would wake it all the time.
-        if self._room().for_any > 0:
+        room = self._room()
+        self._is_window_full = room.for_any == 0
+        if room.is_any:
             self._can_take.set()
         return any(isinstance(message, Drain) for message in exchange.control)
 
@@ -317,7 +320,7 @@ class ModelLine:
         while not self._stop_wanted.is_set():
             self._can_take.wait()
             try:
-                is_awake = self.broker.wait(LISTEN_S)
+                is_awake = self.broker.wait(LISTEN_S, for_newcomers=self._is_window_full)
             except BrokerUnreachable:
                 self._stop_wanted.wait(self._settings.redis_backoff_s_max)
                 continue

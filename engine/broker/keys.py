@@ -8,6 +8,7 @@
 `unconfirmed`    zset: requests whose hold is not committed yet → deadline, ms
 `lease`          zset: requests that a worker holds → deadline, ms
 `wake`           list: one token wakes one waiting worker
+`newcomers`      list: one token wakes one worker that has room only for tenants with nothing in it
 `control:<w>`    list: control messages to worker `w`
 `workers`        zset: worker → time of its last heartbeat, ms; `worker:<w>` is the heartbeat itself
 `nodes`          zset: API node → deadline, ms; `node:<n>` is the set of its requests
@@ -23,7 +24,7 @@ MODELS = "nc:models"
 class Keys:
     """Names of the keys of one model."""
 
-    __slots__ = ("born", "model", "prefix", "wake", "workers")
+    __slots__ = ("born", "model", "newcomers", "prefix", "wake", "workers")
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -32,6 +33,7 @@ class Keys:
         self.prefix = f"nc:{{{tag}}}:"
         """What every script takes as its only KEY: it sends the script to the model's shard."""
         self.wake = self.prefix + "wake"
+        self.newcomers = self.prefix + "newcomers"
         self.workers = self.prefix + "workers"
         self.born = self.prefix + "born"
 

@@ -17,6 +17,7 @@ local LAST = prefix .. 'last'
 local UNCONFIRMED = prefix .. 'unconfirmed'
 local LEASE = prefix .. 'lease'
 local WAKE = prefix .. 'wake'
+local NEWCOMERS = prefix .. 'newcomers'
 local NODES = prefix .. 'nodes'
 local BORN = prefix .. 'born'
 local TAKEN = prefix .. 'taken'
@@ -58,6 +59,8 @@ local function activate(tenant)
   end
   call('ZADD', TENANTS, math.max(own, tonumber(least or '0')), tenant)
   call('ZREM', IDLE, tenant)
+  -- A worker whose window is full of others' requests has spare room for this tenant's first one.
+  if call('LLEN', NEWCOMERS) < WAKE_LIMIT then call('LPUSH', NEWCOMERS, '1') end
 end
 
 -- A tenant whose queue is empty leaves; what it used stays known.

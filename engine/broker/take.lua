@@ -38,6 +38,7 @@ while left + spare > 0 and skips > 0 do
   deactivate_if_empty(tenant)
 end
 if #taken > 0 then call('INCRBY', TAKEN, #taken / 2) end
+if left + spare > 0 then call('DEL', NEWCOMERS) end -- none is left that this worker could take
 -- The next worker is woken exactly while something is left: no wake-up is lost, few are idle.
 if call('EXISTS', TENANTS) == 0 then
   call('DEL', WAKE)

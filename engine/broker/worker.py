@@ -127,9 +127,14 @@ class WorkerBroker:
         room = TakeRoom(max_requests, spare)
         return self.exchange(room=room, waiting=waiting).requests
 
-    def wait(self, timeout_s: float) -> bool:
-        """Sleep until there is something to take or to obey; False after `timeout_s` of nothing."""
-        keys = [self._keys.control(self.worker), self._keys.wake]
+    def wait(self, timeout_s: float, *, for_newcomers: bool = False) -> bool:
+        """Sleep until there is something to take or to obey; False after `timeout_s` of nothing.
+
+        With room only for tenants that have nothing here, sleep until such a one comes: what is queued
+        of the others would wake this worker all the time.
+        """
+        wake = self._keys.newcomers if for_newcomers else self._keys.wake
+        keys = [self._keys.control(self.worker), wake]
         try:
             found: Any = self._redis.blpop(keys, timeout=min(timeout_s, WAIT_S_MAX))
         except (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OSError) as error:

@@ -52,7 +52,7 @@ class ScriptedBroker:
         self.control.append(message)
         self._word.set()
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float, *, for_newcomers: bool = False) -> bool:
         self._check()
         is_awake = self._word.wait(timeout_s)
         self._word.clear()

@@ -163,6 +163,28 @@ async def test_a_waiting_worker_wakes_for_a_request_and_for_a_message(
     assert worker.control() == [CheckIntegrity(token="t")]
 
 
+async def test_a_worker_with_room_only_for_newcomers_sleeps_until_one_comes(
+    new_gateway: Gateways, new_worker: Workers
+) -> None:
+    gateway, worker = await started(new_gateway), new_worker()
+    for i in range(3):
+        await gateway.submit(new_request(f"req_a{i}", tenant="a"), confirmed=True)
+    assert len(await asyncio.to_thread(worker.take, 1, 1, ())) == 1
+
+    def sleep(timeout_s: float) -> bool:
+        return worker.wait(timeout_s, for_newcomers=True)
+
+    assert not await asyncio.to_thread(sleep, 0.05), "what is queued of `a` wakes nobody"
+    await gateway.submit(new_request("req_a3", tenant="a"), confirmed=True)
+    assert not await asyncio.to_thread(sleep, 0.05)
+    sleeping = asyncio.create_task(asyncio.to_thread(sleep, 2.0))
+    await asyncio.sleep(0.05)
+    await gateway.submit(new_request("req_b", tenant="b"), confirmed=True)
+    assert await asyncio.wait_for(sleeping, 1.0)
+    taken = await asyncio.to_thread(worker.take, 0, 1, ["a"])
+    assert [request.request_id for request in taken] == ["req_b"]
+
+
 async def test_no_wake_up_is_lost_while_requests_are_left(
     new_gateway: Gateways, new_worker: Workers
 ) -> None:
