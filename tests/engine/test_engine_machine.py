@@ -32,7 +32,9 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.model = FakeModel()
         self.model.fails_on_token = POISON
-        limits = EngineSettings(max_running=6, max_step_tokens=128, step_s=0.05, idle_step_s=0.1)
+        limits = EngineSettings(
+            max_running=6, kept_slots_share=0.2, max_step_tokens=128, step_s=0.05, idle_step_s=0.1
+        )
         runner = ModelRunner(self.model, NUM_BLOCKS)
         self.engine = Engine(runner, limits, NUM_BLOCKS, cost_model=COST)
         self.open: dict[str, GenerateRequest] = {}

@@ -153,6 +153,21 @@ def test_a_flood_delays_everybody_under_one_queue_and_nobody_under_ours() -> Non
     assert ours.tokens_per_s > 0.97 * vllm.tokens_per_s
 
 
+def test_a_big_request_does_not_starve_behind_an_endless_stream_of_small_ones() -> None:
+    in_order = replace(OURS, alpha=10.0)
+    big = request(1.0, 1100, 2)
+    load = sorted(
+        [big, *(request(0.025 * index, 10, 20) for index in range(400))],
+        key=lambda each: each.arrival_s,
+    )
+    waits = []
+    for lock_s in (0.5, 1e9):
+        ledger = simulate(load, machine(kv_tokens=64 * 20, backfill_lock_s=lock_s), in_order)
+        waits.append(float(ledger.first_s[load.index(big)] - big.arrival_s))
+    assert waits[0] < 4.0, "nobody passes it any more, what runs ends, and it starts"
+    assert waits[1] > 2 * waits[0], "without the lock memory is never free for it"
+
+
 @pytest.mark.slow
 def test_the_least_number_of_machines_meets_the_target_and_one_less_does_not() -> None:
     requests = chat(90.0, 60)
