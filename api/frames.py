@@ -5,6 +5,7 @@ one has to take it over. Both waits are told alike.
 """
 
 import time
+from dataclasses import replace
 
 from api.dependencies import Services
 from api.placement import Placement
@@ -51,14 +52,19 @@ class Frames:
                 raise self._unavailable()
 
     async def _place_in_queue(self) -> QueuePosition | None:
-        """Where the request stands; None when no worker lives, or the queue does not answer."""
+        """Where the request stands; None when no worker serves it, or the queue does not answer."""
         request = self._placement.request
         try:
-            if not await self._broker.heartbeats(request.model):
+            serving = [
+                beat for beat in await self._broker.heartbeats(request.model) if beat.is_serving
+            ]
+            if not serving:
                 return None
-            return await self._broker.position(request)
+            place = await self._broker.position(request)
         except ModelUnavailable:
             return None
+        is_loading = not any(beat.is_loaded for beat in serving)
+        return replace(place, is_model_loading=is_loading)
 
     def _unavailable(self) -> ModelUnavailable:
         model = self._placement.request.model

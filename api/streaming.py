@@ -89,7 +89,8 @@ class StreamedAnswer:
         if not self._may_start:
             return
         eta = "" if place.eta_ms is None else f" eta_ms={place.eta_ms}"
-        await self._write(f": queued position={place.position}{eta}\n\n".encode())
+        loading = " model=loading" if place.is_model_loading else ""
+        await self._write(f": queued position={place.position}{eta}{loading}\n\n".encode())
         self._has_waited = True
 
     def accept(self) -> None:

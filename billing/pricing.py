@@ -9,7 +9,15 @@ from billing.money import MAX_NANO_USD
 from common.clock import Clock, utc_now_us
 from common.ids import new_id
 
-__all__ = ["Price", "current_price", "current_prices", "find_prices", "promote", "set_price"]
+__all__ = [
+    "Price",
+    "check_price",
+    "current_price",
+    "current_prices",
+    "find_prices",
+    "promote",
+    "set_price",
+]
 
 
 async def current_price(session: AsyncSession, model: str, *, clock: Clock = utc_now_us) -> Price:
@@ -81,6 +89,14 @@ async def find_prices(session: AsyncSession, price_ids: list[str]) -> dict[str, 
     return {price.id: price for price in found}
 
 
+def check_price(input: int, cached: int, output: int) -> None:  # noqa: A002
+    """Raise InvalidPrice for what no model may cost."""
+    if min(input, cached, output) < 0 or max(input, cached, output) > MAX_NANO_USD:
+        raise InvalidPrice("A price cannot be negative, nor beyond 64 bits.")
+    if cached > input:
+        raise InvalidPrice("Cached input may not cost more than fresh input.")
+
+
 async def set_price(
     session: AsyncSession,
     model: str,
@@ -91,10 +107,7 @@ async def set_price(
     clock: Clock = utc_now_us,
 ) -> Price:
     """A new price from now on, in nano-dollars per million tokens; raises InvalidPrice."""
-    if min(input, cached, output) < 0 or max(input, cached, output) > MAX_NANO_USD:
-        raise InvalidPrice("A price cannot be negative, nor beyond 64 bits.", model=model)
-    if cached > input:
-        raise InvalidPrice("Cached input may not cost more than fresh input.", model=model)
+    check_price(input, cached, output)
     newest = await session.scalar(select(func.max(Price.valid_from)).where(Price.model == model))
     now = clock()
     price = Price(

@@ -163,6 +163,16 @@ async def request_model(
     return wish
 
 
+async def answer_requests(session: AsyncSession, name: str) -> None:
+    """The model is hosted: those who asked for it see so."""
+    wishes = await session.scalars(
+        select(ModelRequest).where(ModelRequest.name == name, ModelRequest.status == "open")
+    )
+    for wish in wishes:
+        wish.status = "hosted"
+    await session.flush()
+
+
 async def list_requests(
     session: AsyncSession, *, organization_id: str | None, limit: int = 100
 ) -> list[ModelRequest]:

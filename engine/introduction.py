@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.clock import utc_now_us
@@ -17,7 +18,6 @@ from engine.utilisation import RecentUse
 class _Present:
     """A loaded model, as its heartbeats need it."""
 
-    dtype: str
     context_length: int
     mailbox: Mailbox
     recent: RecentUse
@@ -26,11 +26,16 @@ class _Present:
 class Introduction:
     """Made by the keeper, asked by the I/O thread: what changes is replaced as a whole."""
 
-    def __init__(self, worker: str, hosting: Hosting) -> None:
+    def __init__(
+        self, worker: str, hosting: Hosting, dtype: str, memory: Callable[[], tuple[int, int]]
+    ) -> None:
         self.report = ""
         """How it was loaded, or why it could not be."""
         self._worker = worker
         self._hosting = hosting
+        self._dtype = dtype
+        self._memory = memory
+        """(total, free) bytes of the worker."""
         self._present: _Present | None = None
         self._cost_model: CostModel | None = None
         """Of the last time that it was loaded: requests are priced while they wait for it."""
@@ -38,9 +43,7 @@ class Introduction:
     def loaded(self, engine: LoadedEngine, mailbox: Mailbox) -> None:
         """From now on the engine's own figures are told."""
         self.report = str(engine.report)
-        self._present = _Present(
-            engine.dtype, engine.engine.context_length, mailbox, RecentUse(time.monotonic)
-        )
+        self._present = _Present(engine.engine.context_length, mailbox, RecentUse(time.monotonic))
 
     def unloaded(self) -> None:
         """Only what does not take memory is still known."""
@@ -51,6 +54,7 @@ class Introduction:
     def describe(self, state: WorkerState, integrity: IntegrityReport | None) -> Heartbeat:
         """The heartbeat of this moment."""
         present = self._present
+        total_bytes, free_bytes = self._memory()
         stats = present.mailbox.stats if present else EngineStats(cost_model=self._cost_model)
         return Heartbeat(
             worker=self._worker,
@@ -59,7 +63,7 @@ class Introduction:
             state=state,
             sent_ms=utc_now_us() // 1_000,
             pid=os.getpid(),
-            dtype=present.dtype if present else "",
+            dtype=self._dtype,
             context_length=present.context_length if present else 0,
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
@@ -72,5 +76,7 @@ class Introduction:
             cost_model=stats.cost_model,
             utilisation=present.recent.utilisation(stats) if present else Utilisation(),
             load_report=self.report,
+            memory_total_bytes=total_bytes,
+            memory_free_bytes=free_bytes,
             integrity=integrity,
         )

@@ -148,7 +148,12 @@ class Keeper:
 
     def _take_on(self, hosting: Hosting) -> _Hosted:
         broker = self._connect(hosting.name)
-        introduction = Introduction(broker.worker, hosting)
+        introduction = Introduction(
+            broker.worker,
+            hosting,
+            self._settings.dtype,
+            lambda: (self._budget.total_bytes, self._budget.free_bytes),
+        )
         line = ModelLine(
             broker,
             self._settings,
@@ -241,6 +246,8 @@ class Keeper:
         hosted.line.close(self._settings.drain_timeout_s, is_for_good=is_for_good)
         hosted.line.wait_until_closed()
         self._drop(hosted)
+        if not is_for_good:
+            hosted.line.show("unloaded")
         logger.info("model unloaded", model=hosted.hosting.name)
 
     def _drop(self, hosted: _Hosted) -> None:

@@ -33,7 +33,7 @@ class Grant:
 
 
 class MemoryBudget:
-    """Bytes by model. For the keeper's thread alone."""
+    """Bytes by model. Changed by the keeper's thread alone; its sums may be read by any."""
 
     def __init__(self, total_bytes: int, settings: EngineSettings) -> None:
         self.total_bytes = total_bytes
@@ -43,7 +43,7 @@ class MemoryBudget:
     @property
     def free_bytes(self) -> int:
         """What nobody has been given."""
-        return self.total_bytes - sum(grant.total_bytes for grant in self._grants.values())
+        return self.total_bytes - sum(grant.total_bytes for grant in list(self._grants.values()))
 
     def needed_bytes(self, footprint: Footprint) -> int:
         """What a model must be able to get: its weights, and room for one whole context."""

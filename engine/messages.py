@@ -301,6 +301,10 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     utilisation: Utilisation = Utilisation()
     load_report: str = ""
     """How the model was loaded, or why it could not be."""
+    memory_total_bytes: int = 0
+    """Of the worker, for all its models: weights and KV caches."""
+    memory_free_bytes: int = 0
+    """What of it no loaded model has."""
     integrity: IntegrityReport | None = None
 
     @property

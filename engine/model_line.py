@@ -264,7 +264,6 @@ class ModelLine:
             self._give_back()
             self._mailbox = None
             self._unsent = _Unsent(step=self._unsent.step)
-            self.state = "unloaded"
         self._close_by = None
         self._closed.set()
 

@@ -12,11 +12,19 @@ from billing import models as _billing
 from billing import payment_models as _payments
 from common import outbox as _outbox
 from common.db import Base
+from engine import additions as _additions
 from engine import catalog as _catalog
 
 __all__ = ["metadata", "synchronous_url", "upgrade"]
 
-_TABLES = (_accounts, _billing, _payments, _catalog, _outbox)  # importing them fills the metadata
+_TABLES = (
+    _accounts,
+    _billing,
+    _payments,
+    _additions,
+    _catalog,
+    _outbox,
+)  # importing them fills the metadata
 
 metadata = Base.metadata
 """Every table that the code knows; the migrations must lead to exactly this."""

@@ -40,8 +40,8 @@ class ListedModel:
     revision: str
     price: ListedPrice | None
     state: str
-    """`live`: a worker is ready. `starting`, `draining`, `offline`: none is. `hosted`: the workers
-    cannot be asked."""
+    """`live`: a worker is ready. `on demand`: one loads it when asked. `starting`, `draining`,
+    `offline`: none is ready. `hosted`: the workers cannot be asked."""
     workers: Sequence[Heartbeat]
 
 
@@ -116,4 +116,6 @@ def _state(workers: Sequence[Heartbeat]) -> str:
         return "live"
     if states & {"loading", "warming"}:
         return "starting"
+    if "unloaded" in states:
+        return "on demand"
     return "draining" if "draining" in states else "offline"

@@ -17,6 +17,8 @@ class QueuePosition:
     """Requests of the same tenant that go first."""
     num_tenants: int = 0
     """Tenants that wait, the own included."""
+    is_model_loading: bool = False
+    """No worker has the model in memory: one is loading it, or is about to."""
 
     @property
     def num_others_ahead(self) -> int:

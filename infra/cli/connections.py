@@ -4,15 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.stripe_client import Payments
 from billing.stripe_settings import StripeSettings
 from common.db import Sessions, create_engine, create_sessions
-from common.ids import new_id
 from engine.broker.gateway import GatewayBroker
-from engine.broker.settings import BrokerSettings
+from infra.connections import open_broker
 from infra.local.wiring import database_url
 from infra.settings import InfraSettings
 
@@ -60,12 +58,7 @@ def run_with_broker(redis_url: str, work: Callable[[GatewayBroker], Awaitable[Re
     """Run `work` as one more node of the queue."""
 
     async def main() -> Result:
-        async with Redis.from_url(redis_url) as redis:
-            broker = GatewayBroker(redis, new_id("cli"), settings=BrokerSettings())
-            await broker.start()
-            try:
-                return await work(broker)
-            finally:
-                await broker.stop()
+        async with open_broker(redis_url) as broker:
+            return await work(broker)
 
     return asyncio.run(main())

@@ -1,7 +1,10 @@
-"""models add, list, drain: the running supervisor follows the catalogue."""
+"""models add, list, show, set, promote, drain, remove: the running supervisor follows the tables."""
 
+import time
+from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -11,14 +14,25 @@ from billing import pricing
 from billing.money import format_usd, parse_usd
 from billing.pricing import Price
 from common.clock import MICROSECONDS_PER_SECOND, utc_now_us
-from engine import catalog
+from engine import additions, catalog
+from engine.additions import ModelAddition
 from engine.catalog import HostedModel
-from infra.cli.connections import run_in_transaction
-from infra.local.checkpoints import fetch
-from infra.local.model_files import read_model_facts
+from engine.errors import ModelRefused
+from engine.messages import Heartbeat
+from infra.cli.connections import run_in_transaction, run_with_broker
+from infra.errors import NotRunning
+from infra.local import ready_file
+from infra.local.additions import Terms
 from infra.settings import InfraSettings
 
 app = typer.Typer(no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The model's public name.")]
+InputPrice = Annotated[str, typer.Option(help="Dollars per million input tokens.")]
+CachedPrice = Annotated[str, typer.Option(help="Dollars per million cached input tokens.")]
+OutputPrice = Annotated[str, typer.Option(help="Dollars per million output tokens.")]
+
+POLL_S = 0.5
 
 
 @app.command()
@@ -26,50 +40,83 @@ def add(
     source: Annotated[
         str, typer.Argument(help="A directory, a .gguf file, or a hub's owner/name.")
     ],
-    input_price: Annotated[str, typer.Option(help="Dollars per million input tokens.")],
-    cached_price: Annotated[str, typer.Option(help="Dollars per million cached input tokens.")],
-    output_price: Annotated[str, typer.Option(help="Dollars per million output tokens.")],
+    input_price: InputPrice,
+    cached_price: CachedPrice,
+    output_price: OutputPrice,
     name: Annotated[str, typer.Option(help="Public name; that of the source by default.")] = "",
     description: Annotated[str, typer.Option()] = "",
+    licence: Annotated[
+        str, typer.Option(help="Its licence, where the checkpoint names none.")
+    ] = "",
 ) -> None:
-    """Host a model. A running platform starts a worker for it at once."""
-    checkpoint = fetch(source, InfraSettings().var / "models", typer.echo)
-    facts = read_model_facts(checkpoint.directory)
-    public_name = name or checkpoint.name
-    prices = [parse_usd(price) for price in (input_price, cached_price, output_price)]
+    """Host a model: fetched, checked, loaded and tested beside all that runs, then callable."""
+    var = InfraSettings().var.resolve()
+    ready_file.read(var)  # says what to do where nothing runs
+    prices = _prices(input_price, cached_price, output_price)
+    terms = msgspec.json.encode(Terms(*prices)).decode()
+
+    async def ask(session: AsyncSession) -> str:
+        addition = await additions.ask(
+            session,
+            source=_absolute(source),
+            name=name,
+            description=description,
+            licence=licence,
+            terms=terms,
+        )
+        return addition.id
+
+    _follow(run_in_transaction(ask))
+
+
+def _follow(addition_id: str) -> None:
+    """Print each step until the model is live. Raises ModelRefused with the step that failed."""
+
+    async def look(session: AsyncSession) -> ModelAddition:
+        found = await additions.find(session, addition_id)
+        session.expunge(found)
+        return found
+
+    shown = ""
+    while True:
+        addition = run_in_transaction(look)
+        if addition.state == "failed":
+            raise ModelRefused(f"{addition.failed_step}: {addition.detail}")
+        line = f"{addition.state}: {addition.detail}"
+        if line != shown:
+            typer.echo(line)
+            shown = line
+        if addition.state == "live":
+            typer.echo(f"{addition.name} takes requests now")
+            return
+        time.sleep(POLL_S)
+
+
+@app.command("set")
+def set_price(
+    name: Name, input_price: InputPrice, cached_price: CachedPrice, output_price: OutputPrice
+) -> None:
+    """Change the price from now on; requests keep the one that they were admitted at."""
+    prices = _prices(input_price, cached_price, output_price)
 
     async def work(session: AsyncSession) -> None:
-        await pricing.set_price(
-            session, public_name, input=prices[0], cached=prices[1], output=prices[2]
-        )
-        await catalog.add_model(
-            session,
-            name=public_name,
-            path=str(checkpoint.directory),
-            revision=facts.revision,
-            architecture=facts.architecture,
-            context_length=facts.context_length,
-            dtype=facts.dtype,
-            description=description,
-        )
+        await catalog.find(session, name)
+        await pricing.set_price(session, name, input=prices[0], cached=prices[1], output=prices[2])
 
     run_in_transaction(work)
-    typer.echo(
-        f"{public_name}: {facts.architecture}, {facts.weight_bytes / 1e6:,.0f} MB of weights,"
-        f" context {facts.context_length:,}. Watch it start: ncompass status"
-    )
+    typer.echo(f"{name} costs ${input_price}, ${cached_price}, ${output_price} per million tokens")
 
 
 @app.command()
 def promote(
-    name: Annotated[str, typer.Argument(help="The model's public name.")],
-    input_price: Annotated[str, typer.Option(help="Dollars per million input tokens.")],
-    cached_price: Annotated[str, typer.Option(help="Dollars per million cached input tokens.")],
-    output_price: Annotated[str, typer.Option(help="Dollars per million output tokens.")],
+    name: Name,
+    input_price: InputPrice,
+    cached_price: CachedPrice,
+    output_price: OutputPrice,
     days: Annotated[int, typer.Option(min=1, max=366, help="After so many days it ends.")],
 ) -> None:
     """Charge a promotional price for some days; then today's price comes back by itself."""
-    prices = [parse_usd(price) for price in (input_price, cached_price, output_price)]
+    prices = _prices(input_price, cached_price, output_price)
     until = utc_now_us() + days * 86_400 * MICROSECONDS_PER_SECOND
 
     async def work(session: AsyncSession) -> None:
@@ -82,34 +129,101 @@ def promote(
 
 @app.command("list")
 def list_models() -> None:
-    """Print the hosted models with their prices."""
+    """Print the hosted models with their prices, and those that are being added."""
 
-    async def work(session: AsyncSession) -> tuple[list[HostedModel], dict[str, Price]]:
-        return await catalog.live_models(session), await pricing.current_prices(session)
+    async def work(
+        session: AsyncSession,
+    ) -> tuple[list[HostedModel], dict[str, Price], list[tuple[str, str, str]]]:
+        coming = await additions.unfinished(session)
+        return (
+            await catalog.live_models(session),
+            await pricing.current_prices(session),
+            [(each.name or each.source, each.state, each.detail) for each in coming],
+        )
 
-    hosted, prices = run_in_transaction(work)
+    hosted, prices, coming = run_in_transaction(work)
     table = Table()
     for column in ("model", "architecture", "context", "$ / M in", "$ / M cached", "$ / M out"):
         table.add_column(column)
     for model in hosted:
-        price = prices.get(model.name)
-        shown = ["-"] * 3
-        if price is not None:
-            shown = [
-                format_usd(price.input_nano_usd_per_million),
-                format_usd(price.cached_input_nano_usd_per_million),
-                format_usd(price.output_nano_usd_per_million),
-            ]
+        shown = _shown_prices(prices.get(model.name))
         table.add_row(model.name, model.architecture, f"{model.context_length:,}", *shown)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for name, state, detail in coming:
+        console.print(f"{name}: {state}: {detail}", highlight=False, markup=False)
 
 
 @app.command()
-def drain(name: Annotated[str, typer.Argument(help="The public name.")]) -> None:
-    """Take no more requests for a model; its workers finish what runs, then end."""
+def show(name: Name) -> None:
+    """Print all that is known of one model: its files, its price, and what each worker says of it."""
 
+    async def work(session: AsyncSession) -> tuple[dict[str, str], Price | None]:
+        model = await catalog.find(session, name)
+        facts = {
+            "path": model.path,
+            "revision": model.revision,
+            "architecture": model.architecture,
+            "context": f"{model.context_length:,} tokens",
+            "description": model.description,
+        }
+        return facts, (await pricing.current_prices(session)).get(name)
+
+    facts, price = run_in_transaction(work)
+    facts["price"] = " / ".join(_shown_prices(price)) + " dollars per million (in, cached, out)"
+    for key, value in facts.items():
+        typer.echo(f"{key:>13}  {value}")
+    for beat in _beats(name):
+        typer.echo(f"{beat.worker:>13}  {beat.state}: {beat.load_report}")
+
+
+@app.command()
+def drain(name: Name) -> None:
+    """Take no more requests for a model; its workers finish what runs, then unload it."""
+    _set_state(name, "draining")
+    typer.echo(f"{name} is draining")
+
+
+@app.command()
+def remove(name: Name) -> None:
+    """Host a model no more. Its files stay, and so do the books."""
+    _set_state(name, "removed")
+    typer.echo(f"{name} is removed")
+
+
+def _set_state(name: str, state: catalog.ModelState) -> None:
     async def work(session: AsyncSession) -> None:
-        await catalog.set_state(session, name, "draining")
+        await catalog.set_state(session, name, state)
 
     run_in_transaction(work)
-    typer.echo(f"{name} is draining")
+
+
+def _beats(model: str) -> list[Heartbeat]:
+    """What the workers say; nothing where the platform does not run."""
+    try:
+        ready = ready_file.read(InfraSettings().var.resolve())
+    except NotRunning:
+        return []
+    return run_with_broker(ready.redis_url, lambda broker: broker.heartbeats(model))
+
+
+def _prices(*dollars: str) -> tuple[int, int, int]:
+    given, cached, output = (parse_usd(price) for price in dollars)
+    pricing.check_price(given, cached, output)
+    return given, cached, output
+
+
+def _shown_prices(price: Price | None) -> list[str]:
+    if price is None:
+        return ["-"] * 3
+    return [
+        format_usd(price.input_nano_usd_per_million),
+        format_usd(price.cached_input_nano_usd_per_million),
+        format_usd(price.output_nano_usd_per_million),
+    ]
+
+
+def _absolute(source: str) -> str:
+    """A path as the supervisor finds it, wherever this command was run; else a name on a hub."""
+    path = Path(source)
+    return str(path.resolve()) if path.exists() or path.suffix == ".gguf" else source

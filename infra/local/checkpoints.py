@@ -11,7 +11,7 @@ from infra.local import gguf
 from infra.local.default_model import directory_name
 from infra.local.gguf import CONVERSION_FILE, Progress
 
-WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "LICENSE*"]
+WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "LICENSE*", "README.md"]
 """No pickles and no code: only what is read as data."""
 
 

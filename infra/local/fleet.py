@@ -1,43 +1,44 @@
-"""Keeps as many engine workers running as the catalogue asks for."""
+"""Keeps the engine workers of one machine running, and tells them which models to host."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from common.db import create_engine, create_sessions, read_only
 from engine import catalog
 from engine.catalog import HostedModel
+from engine.hosting import Hosting, write_hostings
+from infra.local.default_model import DEFAULT_MODEL
 from infra.local.parts import Part, PartSpec
 from infra.local.platform_parts import numbered, worker_part
 from infra.local.wiring import Wiring
 
 StartPart = Callable[[PartSpec], Awaitable[Part]]
-Replica = tuple[str, str]
-"""(model, revision): another revision is another set of workers."""
 
 
 @dataclass(slots=True)
 class Fleet:
-    """The workers of one machine, by (model, revision)."""
+    """The workers of one machine; each of them hosts every model of the catalogue."""
 
     wiring: Wiring
     start: StartPart
     say: Callable[[str], None]
-    workers: dict[Replica, list[Part]] = field(default_factory=dict)
     has_read: asyncio.Event = field(default_factory=asyncio.Event)
-    """The catalogue has been read once, and its workers have been started."""
-    _num_started: int = 0
+    """The catalogue has been read once, and the workers have been started."""
+    candidate: Hosting | None = None
+    """Hosted as well, while nobody may call it: a model that is being added."""
+    _hostings: list[Hosting] | None = None
+    """What the workers were told last."""
 
     def model_to_ask(self, preferred: str) -> str | None:
-        """`preferred` when it is live, else any live model, else None."""
-        names = [name for name, _ in self.workers]
+        """`preferred` when it is hosted, else any hosted model, else None."""
+        names = [hosting.name for hosting in self._hostings or ()]
         return preferred if preferred in names else next(iter(names), None)
 
     async def follow(self) -> None:
-        """Look at the catalogue again and again, and make the machine be like it."""
+        """Look at the catalogue again and again, and make the workers be like it."""
         engine = create_engine(self.wiring.database_url)
         sessions = create_sessions(engine)
         try:
@@ -54,19 +55,20 @@ class Fleet:
         finally:
             await engine.dispose()
 
-    async def reconcile(self, models: list[HostedModel]) -> None:
-        """Start what is missing, drain what nobody asks for."""
-        wanted = {(model.name, model.revision): model for model in models}
-        for replica in [replica for replica in self.workers if replica not in wanted]:
-            self.say(f"draining {replica[0]}")
-            await asyncio.gather(*(part.stop() for part in self.workers.pop(replica)))
-        for replica, model in wanted.items():
-            if replica not in self.workers:
-                self.workers[replica] = [
-                    await self.start(self._spec(model)) for _ in range(self.wiring.settings.workers)
-                ]
-
-    def _spec(self, model: HostedModel) -> PartSpec:
-        name = numbered("worker", self._num_started)
-        self._num_started += 1
-        return worker_part(self.wiring, name, model.name, Path(model.path), model.revision)
+    async def reconcile(self, models: Sequence[HostedModel]) -> None:
+        """Tell the workers what changed; start them the first time."""
+        hostings = [Hosting(model.name, model.path, model.revision) for model in models]
+        if self.candidate is not None and self.candidate.name in {each.name for each in hostings}:
+            self.candidate = None  # it is live
+        if self.candidate is not None:
+            hostings.append(self.candidate)
+        # The default model is loaded first: the platform is ready with it.
+        hostings.sort(key=lambda hosting: (hosting.name != DEFAULT_MODEL, hosting.name))
+        if hostings == self._hostings:
+            return
+        is_first = self._hostings is None
+        await asyncio.to_thread(write_hostings, self.wiring.hostings_file, hostings)
+        self._hostings = hostings
+        if is_first:
+            for index in range(self.wiring.settings.workers):
+                await self.start(worker_part(self.wiring, numbered("worker", index)))

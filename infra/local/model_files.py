@@ -24,7 +24,7 @@ class ModelFacts:
 
 def read_model_facts(directory: Path) -> ModelFacts:
     """Check that the files are there and say what they are. Raises ModelRefused."""
-    config = _read_config(directory)
+    config = read_config(directory)
     if not (directory / "tokenizer.json").is_file():
         raise ModelRefused(f"{directory} has no tokenizer.json")
     weights = sorted(directory.glob("*.safetensors"))
@@ -42,7 +42,8 @@ def read_model_facts(directory: Path) -> ModelFacts:
     )
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
+def read_config(directory: Path) -> dict[str, Any]:
+    """The checkpoint's configuration. Raises ModelRefused."""
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -37,11 +37,8 @@ class PartSpec:
     stdin: bytes | None = None
     """Read by the child to its end: configuration that no process list may show."""
     pass_fds: tuple[int, ...] = ()
-    is_essential: bool = True
-    """The platform does not start without it."""
     final_statuses: frozenset[int] = frozenset()
     """Exit statuses after which starting again would not help."""
-    """May end for good with status 0 (a drained worker) without being started again."""
 
 
 class Part:

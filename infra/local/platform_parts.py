@@ -2,17 +2,17 @@
 
 import os
 import sys
-from pathlib import Path
 
-from infra.local.default_model import DEFAULT_MODEL
 from infra.local.parts import PartSpec
 from infra.local.redis_server import RedisBinary, configuration
 from infra.local.wiring import Wiring
 
 GRACE_S = 10.0
 """Beyond the drain, before a part is killed."""
-MODEL_REFUSED = 3
-"""`engine.worker` ends so when its model cannot be hosted here (named there; it imports torch)."""
+WORKER_REFUSED = 3
+"""`engine.worker` ends so when it can host nothing here (named there; it imports torch)."""
+WORKERS_SHARE = 0.9
+"""Of the free memory, for all workers together; of one it is the default of its own setting."""
 
 
 def redis_part(binary: RedisBinary, wiring: Wiring, port: int) -> PartSpec:
@@ -56,24 +56,25 @@ def celery_part(wiring: Wiring) -> PartSpec:
     )
 
 
-def worker_part(wiring: Wiring, name: str, model: str, path: Path, revision: str) -> PartSpec:
-    """One engine replica of one model. A model that cannot be hosted must not stop the others."""
+def worker_part(wiring: Wiring, name: str) -> PartSpec:
+    """One engine worker. It hosts every model of the file that the supervisor writes."""
     environment = wiring.environment()
-    if wiring.settings.workers > 1:
-        # Replicas share the cores: two teams on the same ones would wait for each other.
-        threads = max(1, (os.cpu_count() or 1) // wiring.settings.workers)
+    num_workers = wiring.settings.workers
+    if num_workers > 1:
+        # They share the cores and the memory: two teams on the same cores would wait for each other.
+        threads = max(1, (os.cpu_count() or 1) // num_workers)
         environment.setdefault("NCOMPASS_ENGINE_NUM_THREADS", str(threads))
+        environment.setdefault("NCOMPASS_ENGINE_MEMORY_SHARE", f"{WORKERS_SHARE / num_workers:.3f}")
     return PartSpec(
         name=name,
         command=[
-            *(sys.executable, "-m", "engine.worker", "--model", model),
-            *("--path", str(path), "--revision", revision, "--worker", name),
+            *(sys.executable, "-m", "engine.worker"),
+            *("--models", str(wiring.hostings_file), "--worker", name),
         ],
         # Activations on huge pages: fewer faults and TLB misses (prefill 4 % faster when measured).
         environment=environment | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
         stop_timeout_s=wiring.settings.drain_timeout_s + GRACE_S,
-        is_essential=model == DEFAULT_MODEL,
-        final_statuses=frozenset({MODEL_REFUSED}),
+        final_statuses=frozenset({WORKER_REFUSED}),
     )
 
 

@@ -16,8 +16,12 @@ import httpx
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from common.db import create_engine, create_sessions
+from engine.broker.gateway import GatewayBroker
+from infra.connections import open_broker
 from infra.errors import PartFailed
 from infra.local import first_request, preflight, ready_file
+from infra.local.additions import Additions
 from infra.local.console import Display
 from infra.local.default_model import DEFAULT_MODEL
 from infra.local.fleet import Fleet
@@ -94,6 +98,7 @@ class Supervisor:
             await self._start_part(celery_part(wiring))
             following = asyncio.create_task(self._fleet.follow())
             self._watch(following)
+            self._watch(asyncio.create_task(self._follow_additions(wiring)))
             for index in range(self.settings.api_processes):
                 await self._start_part(api_part(wiring, index, listener_fd))
             try:
@@ -131,6 +136,18 @@ class Supervisor:
                 except RedisError:
                     await asyncio.sleep(POLL_S)
 
+    async def _follow_additions(self, wiring: Wiring) -> None:
+        """Host what operators ask for, from the moment at which workers can."""
+        assert self._fleet is not None
+        await self._fleet.has_read.wait()
+        engine = create_engine(wiring.database_url)
+        try:
+            async with open_broker(wiring.redis_url) as broker:
+                sessions = create_sessions(engine)
+                await Additions(sessions, self._fleet, broker, wiring.var / "models").follow()
+        finally:
+            await engine.dispose()
+
     async def _start_part(self, spec: PartSpec) -> Part:
         assert self._guard is not None
         log = self.settings.var.resolve() / "logs" / f"{spec.name}.log"
@@ -145,7 +162,7 @@ class Supervisor:
         """While the platform starts, a part that ends is fatal; later it is started again."""
         ended = asyncio.create_task(part.fail_when_ended())
         try:
-            while not self._is_ready and part.spec.is_essential:
+            while not self._is_ready:
                 done, _ = await asyncio.wait({ended}, timeout=POLL_S)
                 if done:
                     await ended
@@ -159,11 +176,12 @@ class Supervisor:
 
     async def _until_ready(self, wiring: Wiring) -> None:
         """Wait for the API and for a ready worker. Raises PartFailed when a part ends meanwhile."""
-        async with httpx.AsyncClient(timeout=5.0) as client:
+        async with httpx.AsyncClient(timeout=5.0) as client, open_broker(wiring.redis_url) as queue:
             while True:
                 for task in [task for task in self._watchers if task.done()]:
                     await task
-                if await _is_serving(client, wiring, await self._model()):
+                model = await self._model()
+                if await _is_serving(client, wiring) and await _is_loaded(queue, model):
                     return
                 await asyncio.sleep(POLL_S)
 
@@ -257,20 +275,27 @@ class Supervisor:
             self.display.say("stopped; nothing is left running", "dim")
 
 
-async def _is_serving(client: httpx.AsyncClient, wiring: Wiring, model: str | None) -> bool:
-    """Whether the API answers and a worker of `model` says that it is ready."""
+async def _is_serving(client: httpx.AsyncClient, wiring: Wiring) -> bool:
+    """Whether the API answers, and its metrics do."""
     try:
         health = await client.get(f"{wiring.origin}/health")
         metrics = await client.get(wiring.metrics_url)
     except httpx.HTTPError:
         return False
-    is_worker_ready = model is None or any(
-        line.startswith("ncompass_worker_ready{")
-        and f'model="{model}"' in line
-        and line.endswith(" 1.0")
-        for line in metrics.text.splitlines()
-    )
-    return health.status_code == 200 and is_worker_ready
+    return health.status_code == metrics.status_code == 200
+
+
+async def _is_loaded(queue: GatewayBroker, model: str | None) -> bool:
+    """Whether a worker runs `model`. Raises PartFailed when one says that it cannot."""
+    if model is None:
+        return True
+    beats = await queue.heartbeats(model)
+    if any(beat.is_loaded for beat in beats):
+        return True
+    for beat in beats:
+        if beat.state == "failed":
+            raise PartFailed(f"{beat.worker} cannot host {model}: {beat.load_report}")
+    return False
 
 
 def _set_aside(log: Path, bytes_max: int) -> None:

@@ -31,6 +31,11 @@ class Wiring:
         return self.settings.var.resolve()
 
     @property
+    def hostings_file(self) -> Path:
+        """Which models the workers host; the supervisor writes it."""
+        return self.var / "hosted_models.json"
+
+    @property
     def origin(self) -> str:
         """`http://127.0.0.1:8000`."""
         host = self.settings.host if is_loopback(self.settings.host) else "127.0.0.1"

@@ -13,7 +13,9 @@ import psutil
 import pytest
 
 from engine.catalog import HostedModel
+from engine.hosting import Hosting, HostingFile
 from infra.errors import PartFailed
+from infra.local.default_model import DEFAULT_MODEL
 from infra.local.fleet import Fleet
 from infra.local.guard import Guard
 from infra.local.parts import Part, PartSpec
@@ -167,7 +169,9 @@ def model(name: str, revision: str = "r1") -> HostedModel:
     return HostedModel(name=name, path=f"/models/{name}", revision=revision)
 
 
-async def test_the_fleet_follows_the_catalogue(guard: Guard, tmp_path: Path) -> None:
+async def test_the_fleet_tells_its_workers_what_the_catalogue_says(
+    guard: Guard, tmp_path: Path
+) -> None:
     started: list[Part] = []
 
     async def start(spec: PartSpec) -> Part:
@@ -177,29 +181,36 @@ async def test_the_fleet_follows_the_catalogue(guard: Guard, tmp_path: Path) -> 
         started.append(part)
         return part
 
-    fleet = Fleet(wiring_of(tmp_path, workers=2), start, lambda line: None)
+    wiring = wiring_of(tmp_path, workers=2)
+    told = HostingFile(wiring.hostings_file)
+    fleet = Fleet(wiring, start, lambda line: None)
     await fleet.reconcile([model("a")])
     assert [part.spec.name for part in started] == ["worker", "worker-2"]
-    await fleet.reconcile([model("a"), model("b")])
-    assert len(started) == 4
-    assert fleet.model_to_ask("b") == "b"
-    assert fleet.model_to_ask("gone") == "a"
+    assert told.changed() == [Hosting("a", "/models/a", "r1")]
+    await fleet.reconcile([model("a"), model(DEFAULT_MODEL)])
+    assert [each.name for each in told.changed() or ()] == [DEFAULT_MODEL, "a"]
+    assert fleet.model_to_ask("a") == "a"
+    assert fleet.model_to_ask("gone") == DEFAULT_MODEL
     await fleet.reconcile([model("a", "r2")])
-    assert [part.pid is None for part in started[:4]] == [True] * 4
+    assert told.changed() == [Hosting("a", "/models/a", "r2")]
+    await fleet.reconcile([model("a", "r2")])
+    assert told.changed() is None, "nothing was written where nothing changed"
     await fleet.reconcile([])
-    assert all(part.pid is None for part in started)
+    assert told.changed() == []
     assert fleet.model_to_ask("a") is None
+    assert len(started) == 2
+    assert None not in {part.pid for part in started}, "they wait for the next model"
 
 
-def test_replicas_share_the_cores_and_a_bad_model_is_not_essential(
+def test_workers_share_the_cores_and_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    spec = worker_part(wiring_of(tmp_path, workers=4), "worker", "a/b", Path("/m"), "r")
+    spec = worker_part(wiring_of(tmp_path, workers=4), "worker")
     assert spec.environment["NCOMPASS_ENGINE_NUM_THREADS"] == "2"
-    assert not spec.is_essential
+    assert float(spec.environment["NCOMPASS_ENGINE_MEMORY_SHARE"]) == pytest.approx(0.225)
 
 
 def test_no_secret_stands_on_a_command_line(tmp_path: Path) -> None:
-    spec = worker_part(wiring_of(tmp_path), "worker", "a/b", Path("/m"), "r")
+    spec = worker_part(wiring_of(tmp_path), "worker")
     assert not {"redis", "pepper", "cookie", "demo", "operator"} & set(spec.command)

@@ -1,0 +1,170 @@
+"""Carries out what operators asked to host: fetch, check, load, test, and only then let callers in.
+
+Part of the supervisor. One at a time, beside everything that runs; a fault ends the addition with the
+step and one sentence, and takes back whatever the addition itself has made.
+"""
+
+import asyncio
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from billing import pricing
+from common.db import Sessions, read_only
+from common.errors import PlatformError
+from engine import additions, catalog
+from engine.additions import AdditionState, ModelAddition
+from engine.broker.gateway import GatewayBroker
+from engine.hosting import Hosting
+from infra.local.checkpoints import Checkpoint, fetch
+from infra.local.fleet import Fleet
+from infra.local.inspection import Inspection, inspect
+from infra.local.smoke_test import SmokeTest
+
+logger = structlog.get_logger(__name__)
+
+POLL_S = 0.5
+LOAD_TIMEOUT_S = 1800.0
+SHOWN_ANSWER = 120
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """`ModelAddition.terms`: the price, in nano-dollars per million tokens."""
+
+    input: int
+    cached: int
+    output: int
+
+
+@dataclass(slots=True)
+class Additions:
+    """The line of additions of one platform."""
+
+    sessions: Sessions
+    fleet: Fleet
+    broker: GatewayBroker
+    models_directory: Path
+    _progress: dict[str, str] = field(default_factory=dict)
+
+    async def follow(self) -> None:
+        """Carry out one after the other, for ever; those of an earlier run begin anew."""
+        while True:
+            try:
+                async with read_only(self.sessions) as session:
+                    waiting = await additions.unfinished(session)
+                    session.expunge_all()
+                if waiting:
+                    await self.carry_out(waiting[0])
+            except (SQLAlchemyError, OSError) as fault:
+                logger.warning("additions wait for the database", reason=type(fault).__name__)
+            await asyncio.sleep(POLL_S)
+
+    async def carry_out(self, addition: ModelAddition) -> None:
+        """One addition from its first step to the end."""
+        name = addition.name
+        created: Path | None = None
+        try:
+            await self._note(addition, "fetching", f"looking for {addition.source}")
+            before = await asyncio.to_thread(_folders, self.models_directory)
+            checkpoint = await self._fetch(addition)
+            if checkpoint.directory not in before and self._owns(checkpoint.directory):
+                created = checkpoint.directory
+            name = name or checkpoint.name
+            await self._note(addition, "checking", "reading its files", name=name)
+            inspection = await self._check(addition, name, checkpoint.directory)
+            await self._note(addition, "loading", inspection.fit)
+            hosting = Hosting(name, str(checkpoint.directory), inspection.facts.revision)
+            self.fleet.candidate = hosting
+            test = SmokeTest(self.broker, name, checkpoint.directory)
+            report = (await test.load(LOAD_TIMEOUT_S)).load_report
+            await self._note(addition, "testing", report)
+            answer = await test.run()
+            await self._go_live(addition, hosting, inspection, f"{report}; {_shown(answer)}")
+        except PlatformError as fault:
+            await self._fail(addition, fault.message, created)
+        except (OSError, ValueError) as fault:
+            reason = (str(fault).strip() or type(fault).__name__).splitlines()[0]
+            await self._fail(addition, reason, created)
+
+    async def _fetch(self, addition: ModelAddition) -> Checkpoint:
+        """Download or convert in a thread; the row hears of the progress once a poll."""
+
+        def progress(line: str) -> None:
+            self._progress[addition.id] = line
+
+        fetching = asyncio.create_task(
+            asyncio.to_thread(fetch, addition.source, self.models_directory, progress)
+        )
+        try:
+            while not fetching.done():
+                await asyncio.wait({fetching}, timeout=POLL_S)
+                if line := self._progress.pop(addition.id, ""):
+                    await self._note(addition, "fetching", line)
+        finally:
+            self._progress.pop(addition.id, None)
+        return await fetching
+
+    async def _check(self, addition: ModelAddition, name: str, directory: Path) -> Inspection:
+        async with read_only(self.sessions) as session:
+            await additions.refuse_hosted(session, name)
+        beats = await self.broker.heartbeats(None)
+        return await asyncio.to_thread(inspect, directory, addition.licence, beats)
+
+    async def _go_live(
+        self, addition: ModelAddition, hosting: Hosting, inspection: Inspection, detail: str
+    ) -> None:
+        """Price and catalogue change in one transaction; whoever wished for it is told so."""
+        facts = inspection.facts
+        terms = msgspec.json.decode(addition.terms, type=Terms)
+        async with self.sessions.begin() as session:
+            await pricing.set_price(
+                session,
+                hosting.name,
+                input=terms.input,
+                cached=terms.cached,
+                output=terms.output,
+            )
+            await catalog.add_model(
+                session,
+                name=hosting.name,
+                path=hosting.path,
+                revision=hosting.revision,
+                architecture=facts.architecture,
+                context_length=facts.context_length,
+                dtype=facts.dtype,
+                description=addition.description,
+            )
+            await catalog.answer_requests(session, hosting.name)
+            await additions.note(
+                session, addition.id, "live", f"{detail}; licence: {inspection.licence}"
+            )
+
+    async def _fail(self, addition: ModelAddition, reason: str, created: Path | None) -> None:
+        """Take back what the addition has made, then say why."""
+        self.fleet.candidate = None
+        if created is not None:
+            await asyncio.to_thread(shutil.rmtree, created, ignore_errors=True)
+        await self._note(addition, "failed", reason)
+
+    async def _note(
+        self, addition: ModelAddition, state: AdditionState, detail: str, *, name: str | None = None
+    ) -> None:
+        async with self.sessions.begin() as session:
+            await additions.note(session, addition.id, state, detail, name=name)
+
+    def _owns(self, directory: Path) -> bool:
+        """Whether we made the folder: an operator's own is never removed."""
+        return directory.parent == self.models_directory.resolve()
+
+
+def _folders(directory: Path) -> set[Path]:
+    return {path.resolve() for path in directory.glob("*")} if directory.is_dir() else set()
+
+
+def _shown(answer: str) -> str:
+    one_line = " ".join(answer.split())[:SHOWN_ANSWER]
+    return f'it answers "{one_line}"'

@@ -1,0 +1,189 @@
+"""A model is added while a worker runs: on a real worker, queue and database."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from billing import pricing
+from common.db import create_engine, create_sessions
+from common.ids import new_id
+from engine import additions, catalog
+from engine.additions import AdditionRefused, ModelAddition
+from engine.errors import ModelRefused
+from engine.messages import Heartbeat
+from infra.connections import open_broker
+from infra.local import inspection
+from infra.local.additions import Additions
+from infra.local.fleet import Fleet
+from kernels.cpu.build import NATIVE
+from tests.engine.test_several_models import Worker
+from tests.engine.tiny import save_tiny
+from tests.infra.test_supervision import wiring_of
+from tests.kernels.cpu_builds import built
+
+TERMS = '{"input": 100, "cached": 10, "output": 200}'
+
+
+def checkpoint(folder: Path, *, licence: str = "apache-2.0") -> Path:
+    folder.mkdir()
+    save_tiny("LlamaConfig", folder)
+    if licence:
+        (folder / "README.md").write_text(f"---\nlicense: {licence}\n---\n# A model\n")
+    return folder
+
+
+class Hosts:
+    """A supervisor's part of it: the fleet follows the catalogue, additions are carried out."""
+
+    def __init__(self, database_url: str, runner: Additions) -> None:
+        self.sessions = runner.sessions
+        self.runner = runner
+        self.database_url = database_url
+
+    async def add(self, source: Path, **facts: str) -> ModelAddition:
+        async with self.sessions.begin() as session:
+            asked = await additions.ask(session, source=str(source), terms=TERMS, **facts)
+            session.expunge(asked)
+        await self.runner.carry_out(asked)
+        async with self.sessions() as session:
+            return await additions.find(session, asked.id)
+
+
+@asynccontextmanager
+async def hosts(database_url: str, redis_url: str, var: Path) -> AsyncIterator[Hosts]:
+    built(NATIVE)
+    wiring = wiring_of(var, workers=0, catalogue_interval_s=0.1, database_url=database_url)
+    fleet = Fleet(wiring, start=_nobody, say=lambda line: None)
+    engine = create_engine(database_url)
+    following = asyncio.create_task(fleet.follow())
+    worker = Worker(redis_url, wiring.hostings_file, [])
+    try:
+        async with open_broker(redis_url) as broker:
+            runner = Additions(create_sessions(engine), fleet, broker, var / "models")
+            yield Hosts(database_url, runner)
+    finally:
+        worker.process.kill()
+        worker.process.wait(timeout=10)
+        following.cancel()
+        await engine.dispose()
+
+
+async def _nobody(spec: object) -> object:
+    raise AssertionError("no worker is started here")
+
+
+@pytest.mark.slow
+async def test_a_model_is_checked_loaded_tested_and_live_and_a_bad_one_leaves_nothing(
+    sqlite_url: str, clean_redis: str, tmp_path: Path
+) -> None:
+    good, bad = checkpoint(tmp_path / "org--good"), checkpoint(tmp_path / "bad")
+    config = bad / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"intermediate_size": 80}))
+    async with hosts(sqlite_url, clean_redis, tmp_path) as platform:
+        async with platform.sessions.begin() as session:
+            wish = await catalog.request_model(session, name="org/good", email="a@b.example")
+        added = await platform.add(good)
+        assert (added.state, added.name) == ("live", "org/good"), added.detail
+        assert 'it answers "' in added.detail
+        assert "licence: apache-2.0" in added.detail
+        async with platform.sessions() as session:
+            assert (await catalog.find(session, "org/good")).path == str(good)
+            assert (await pricing.current_price(session, "org/good")).output_nano_usd_per_million
+            wishes = await catalog.list_requests(session, organization_id=None)
+            assert [(each.id, each.status) for each in wishes] == [(wish.id, "hosted")]
+
+        failed = await platform.add(bad)
+        assert (failed.state, failed.failed_step) == ("failed", "loading")
+        assert "shape (64, 96), the config says (64, 80)" in failed.detail
+        again = await platform.add(good)
+        assert (again.state, again.failed_step) == ("failed", "checking")
+        assert "org/good is hosted already" in again.detail
+        async with platform.sessions() as session:
+            assert [model.name for model in await catalog.live_models(session)] == ["org/good"]
+            assert set(await pricing.current_prices(session)) == {"org/good"}
+        assert bad.exists(), "an operator's own folder is never removed"
+        async with asyncio.timeout(10):
+            while len(await platform.runner.broker.heartbeats("bad")):
+                await asyncio.sleep(0.1)
+        (beat,) = await platform.runner.broker.heartbeats("org/good")
+        assert beat.state == "ready", "the other one went on"
+
+
+def beat_of(total: int, free: int) -> Heartbeat:
+    return Heartbeat(
+        worker=new_id("worker"),
+        model="m",
+        revision="r",
+        state="ready",
+        sent_ms=0,
+        pid=0,
+        dtype="bf16",
+        context_length=0,
+        memory_total_bytes=total,
+        memory_free_bytes=free,
+    )
+
+
+def test_before_loading_it_says_what_fits_beside_the_weights(tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path / "m")
+    found = inspection.inspect(directory, "", [beat_of(10**9, 10**8)])
+    assert found.licence == "apache-2.0"
+    # 3 layers of 2 heads of 16 channels, keys and values, 2 bytes each
+    assert found.footprint.kv_bytes_per_token == 2 * 3 * 2 * 16 * 2
+    assert "of weights in bf16, 384 B of KV cache per token" in found.fit
+    assert "requests of 1,024 tokens at once" in found.fit
+    crowded = inspection.inspect(directory, "", [beat_of(10**9, 10)])
+    assert crowded.fit.endswith("once idle models have been unloaded for it")
+    with pytest.raises(ModelRefused, match=r"it does not fit: .* a worker has 10 KB"):
+        inspection.inspect(directory, "", [beat_of(10_000, 10_000)])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda folder: (folder / "README.md").unlink(), "names no licence .*--licence"),
+        (
+            lambda folder: (folder / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n"),
+            "its licence, cc-by-nc-4.0, does not allow",
+        ),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "has no \\*.safetensors"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"12345"), "cannot be read"),
+        (lambda folder: (folder / "config.json").write_text("{"), "is not JSON"),
+        (
+            lambda folder: (folder / "config.json").write_text(
+                '{"auto_map": {"AutoModel": "m.M"}}'
+            ),
+            "code of its own",
+        ),
+    ],
+)
+def test_what_may_not_or_cannot_be_hosted_is_refused_before_it_is_loaded(
+    tmp_path: Path, spoil: Callable[[Path], object], sentence: str
+) -> None:
+    directory = checkpoint(tmp_path / "m")
+    spoil(directory)
+    with pytest.raises(ModelRefused, match=sentence):
+        inspection.inspect(directory, "", [])
+
+
+def test_the_operators_word_on_the_licence_counts(tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path / "m", licence="")
+    assert inspection.inspect(directory, "bought", []).licence == "bought"
+
+
+async def test_one_name_is_added_once_at_a_time(sqlite_url: str) -> None:
+    engine = create_engine(sqlite_url)
+    sessions = create_sessions(engine)
+    async with sessions.begin() as session:
+        first = await additions.ask(session, source="/m", name="a", terms=TERMS)
+        with pytest.raises(AdditionRefused, match="a is being added already"):
+            await additions.ask(session, source="/other", name="a", terms=TERMS)
+        await additions.note(session, first.id, "failed", "why")
+        assert first.failed_step == "waiting"
+        await additions.ask(session, source="/other", name="a", terms=TERMS)
+    await engine.dispose()
