@@ -5,11 +5,12 @@ token after the stop string is neither shown nor billed.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from api.outputs.deltas import Delta, TextDelta
 from api.outputs.reading import PLAIN, Reading
+from api.shortage import Cut
 from engine.messages import FinishReason, TokenFrame, TokenLogprob
 from engine.tokenization import Tokenizer
 from engine.tokenization.detokenizer import IncrementalDetokenizer
@@ -39,6 +40,8 @@ class Piece:
     finish_reason: TextFinish | None = None
     stop: str | None = None
     """The stop string that ended it."""
+    cut: Cut | None = None
+    """Why it is cut off before its limit."""
 
 
 class Choice:
@@ -74,15 +77,31 @@ class Choice:
             return None
         deltas = self._accept_tokens(frame)
         if self.finish_reason is None and frame.finish_reason is not None:
-            text = self._flush()
-            # A stop string may be completed by the very last characters.
-            self.finish_reason = self.finish_reason or _text_finish(frame.finish_reason)
-            deltas += self._read(text)
+            deltas += self._end_of_text(_text_finish(frame.finish_reason))
+        return self._piece(tuple(deltas + self._end_of_reading()))
+
+    def cut_off(self, cut: Cut) -> Piece | None:
+        """End it where it stands; None when it has ended."""
+        if self.finish_reason is not None:
+            return None
+        deltas = [*self._end_of_text("length"), *self._end_of_reading()]
+        piece = self._piece(tuple(deltas))
+        assert piece is not None
+        return replace(piece, cut=cut)
+
+    def _end_of_text(self, reason: TextFinish) -> tuple[Delta, ...]:
+        text = self._flush()
+        # A stop string may be completed by the very last characters.
+        self.finish_reason = self.finish_reason or reason
+        return self._read(text)
+
+    def _end_of_reading(self) -> list[Delta]:
+        deltas: list[Delta] = []
         if self.finish_reason is not None and self._parser is not None:
             deltas += self._parser.end()
             if self._parser.has_calls and self.finish_reason == "stop":
                 self.finish_reason = "tool_calls"
-        return self._piece(tuple(deltas))
+        return deltas
 
     def _accept_tokens(self, frame: TokenFrame) -> list[Delta]:
         deltas: list[Delta] = []

@@ -22,6 +22,7 @@ from api.prefixes import Prefixes
 from api.running import Running
 from api.settings import ApiSettings
 from api.tokenizers import Tokenizers
+from billing.credit_watch import CreditWatch
 from billing.gateways import GatewayLease
 from billing.holds import HoldWriter
 from billing.settings import BillingSettings
@@ -52,6 +53,7 @@ class Services:
     stripe_settings: StripeSettings
     sessions: Sessions
     hold_writer: HoldWriter
+    credit_watch: CreditWatch
     broker: GatewayBroker
     catalogue: Catalogue
     tokenizers: Tokenizers
@@ -108,6 +110,9 @@ async def open_services(
         stack.push_async_callback(services.broker.stop)
         await stack.enter_async_context(_repeating(billing.gateway_renew_every_s, lease.renew))
         await stack.enter_async_context(
+            _repeating(billing.credit_look_every_s, services.credit_watch.look)
+        )
+        await stack.enter_async_context(
             _repeating(LAST_USED_INTERVAL_S, services.key_cache.record_last_used)
         )
         stack.push_async_callback(_drain, services)
@@ -144,6 +149,7 @@ def _assemble(
             settle_patience_s=billing.settle_patience_s,
             clock=clock,
         ),
+        credit_watch=CreditWatch(sessions),
         broker=GatewayBroker(redis, gateway_id, settings=broker),
         catalogue=Catalogue(sessions, ttl_s=api.catalogue_ttl_s),
         tokenizers=Tokenizers(

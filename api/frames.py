@@ -1,12 +1,13 @@
 """The frames of one placed request: the wait for each of them, and what the caller hears meanwhile.
 
 A request waits in the queue before its first token, and again when its server was lost and another
-one has to take it over. Both waits are told alike.
+one has to take it over. Both waits are told alike. It waits for credit where none is left.
 """
 
 import time
 from dataclasses import replace
 
+from api.authorization import Authorization
 from api.dependencies import Services
 from api.placement import Placement
 from api.streaming import Answer
@@ -19,21 +20,28 @@ from engine.messages import TokenFrame
 class Frames:
     """Frames of one request, one at a time."""
 
-    def __init__(self, services: Services, placement: Placement) -> None:
+    def __init__(
+        self, services: Services, placement: Placement, authorization: Authorization
+    ) -> None:
         self._settings = services.settings
         self._broker = services.broker
         self._placement = placement
         self._patience = Patience(services.settings.queue_report_interval_s)
+        self._authorization = authorization
 
     async def next(self, answer: Answer) -> TokenFrame:
         """The next frame; until it comes, `answer` hears where the request stands in the queue.
 
         Raises ModelUnavailable when the model has had no live worker for too long, RequestLost when
-        the request was given up or its worker says nothing for too long.
+        the request was given up or its worker says nothing for too long, and what
+        `Authorization.pause` raises.
         """
         silent_since_s = alive_at_s = time.monotonic()
         stream = self._placement.stream
         while True:
+            if (pause := self._authorization.pause()) is not None:
+                await answer.report_pause(pause)
+                silent_since_s = alive_at_s = time.monotonic()
             try:
                 with self._patience:
                     return await anext(stream)
@@ -41,6 +49,9 @@ class Frames:
                 now_s = time.monotonic()
             except StopAsyncIteration:
                 raise self._lost() from None
+            if pause is not None:
+                continue
+            await self._authorization.repeat()
             if stream.is_running:
                 alive_at_s = now_s
                 if now_s - silent_since_s > self._settings.silence_timeout_s:

@@ -8,16 +8,18 @@ import asyncio
 
 import structlog
 
+from api.authorization import Authorization
 from api.choices import Choice, Piece
 from api.dependencies import Services
 from api.errors import GenerationFailed, SettlementDelayed, StructureRefused, locations
 from api.errors import answer as answer_to
 from api.frames import Frames
 from api.placement import Order, Placement, place
+from api.shortage import CutShort
 from api.stopwatch import Stopwatch
 from api.streaming import Answer, ClientGone
 from api.summary import Summary
-from billing.hold_operations import Outcome, SettleHold, Settlement, UsageFacts
+from billing.hold_operations import Hold, Outcome, SettleHold, Settlement, UsageFacts
 from common.errors import PlatformError
 from engine.messages import TokenFrame
 
@@ -38,6 +40,7 @@ class Generation:
             for index in range(order.num_choices)
         ]
         self._placement: Placement | None = None
+        self._authorization: Authorization | None = None
         self._abort_outcome: Outcome | None = None
         self._interruptible: asyncio.Task[None] | None = None
         self._stopwatch = Stopwatch(order.arrived_at_s)
@@ -109,14 +112,23 @@ class Generation:
 
     async def _follow(self, placement: Placement, answer: Answer) -> None:
         """Turn frames into text until every choice has ended."""
-        frames = Frames(self._services, placement)
+        authorization = Authorization(self._services, self._order, placement, self._choices)
+        self._authorization = authorization
+        frames = Frames(self._services, placement, authorization)
         while not all(choice.finish_reason is not None for choice in self._choices):
-            frame = await frames.next(answer)
+            try:
+                frame = await frames.next(answer)
+            except CutShort as short:
+                for choice in self._choices:
+                    if (piece := choice.cut_off(short.cut)) is not None:
+                        await answer.add(piece)
+                return
             if frame.is_accepted:
                 answer.accept()
                 continue
             is_first = not self._stopwatch.has_begun
             piece = self._accept(frame)
+            authorization.note(frame)
             if is_first:
                 answer.begin(self._num_cached_tokens)
             if piece is not None:
@@ -146,9 +158,13 @@ class Generation:
         placement = self._placement
         if placement is None:
             return None
+        hold = placement.hold
+        if self._authorization is not None:
+            self._authorization.close()
+            hold = self._authorization.hold
         if len(self._ended_by_worker) < self._order.num_choices:
             self._services.running.start(_withdraw(placement))
-        closing = self._closing(placement, outcome)
+        closing = self._closing(hold, outcome)
         self._services.metrics.observe_generation(
             model=self._order.listing.model.name,
             outcome=outcome,
@@ -165,10 +181,10 @@ class Generation:
             )
         return closing.result()
 
-    def _closing(self, placement: Placement, outcome: Outcome) -> "asyncio.Task[Settlement]":
+    def _closing(self, hold: Hold, outcome: Outcome) -> "asyncio.Task[Settlement]":
         """Charge for what was accepted; nothing for our faults, or for an abort before prefill."""
         writer, running = self._services.hold_writer, self._services.running
-        hold, facts = placement.hold, self._facts()
+        facts = self._facts()
         is_free = outcome == PLATFORM_FAULT or not self._stopwatch.has_begun
         if is_free:
             return running.start(writer.void(hold.request_id, hold.epoch, outcome, facts))

@@ -42,6 +42,15 @@ class Metrics:
         self.output_tokens = Counter(
             "ncompass_output_tokens", "Tokens accepted into answers.", ["model"], registry=registry
         )
+        self.extensions = Counter(
+            "ncompass_hold_extensions",
+            "Slices asked for by running requests: granted, granted partly, or refused.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.paused = Gauge(
+            "ncompass_generations_paused", "Requests that wait for credit.", registry=registry
+        )
         self.ttft = Histogram(
             "ncompass_time_to_first_token_seconds",
             "From arrival at this process to the first token here.",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from api.choices import Piece
 from api.errors import ErrorAnswer
+from api.shortage import Pause
 from api.streaming import Answer
 from api.summary import Summary, Timings
 from engine.broker.positions import QueuePosition
@@ -41,6 +42,12 @@ class Part:
         if self._first_choice == 0:
             async with self._whole.lock:
                 await self._whole.answer.report_queue(place)
+
+    async def report_pause(self, pause: Pause, choice: int = 0) -> None:
+        """Every part may have to wait for credit."""
+        async with self._whole.lock:
+            if not self._whole.is_failed:
+                await self._whole.answer.report_pause(pause, choice + self._first_choice)
 
     def accept(self) -> None:
         """Completions have no form to compile."""

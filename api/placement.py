@@ -7,7 +7,6 @@ it before the committed hold confirms it: compute never runs ahead of money.
 import asyncio
 from dataclasses import dataclass
 
-import msgspec
 import structlog
 
 from accounts.principal import Principal
@@ -59,7 +58,7 @@ class Placement:
 
 
 async def place(services: Services, order: Order) -> Placement:
-    """Hold the credit and queue the request; all of it, or nothing.
+    """Hold the credit of the first slice and queue the request; all of it, or nothing.
 
     Raises InsufficientCredit, KeyRevoked, OrganizationFrozen, ModelUnavailable.
     """
@@ -73,10 +72,8 @@ async def place(services: Services, order: Order) -> Placement:
         raise
     try:
         stream = await submitting
-        if hold.authorized_output_tokens < order.num_choices * order.max_tokens:
-            stream = await _submit_less(services, stream, hold)
-        else:
-            await services.broker.confirm(stream.request)
+        stream.authorize(hold.authorized_output_tokens // order.num_choices)
+        await services.broker.confirm(stream.request)
     except BaseException:
         services.running.start(_take_back(submitting))
         services.running.start(_void(services, hold))
@@ -100,7 +97,8 @@ async def _engine_request(services: Services, order: Order) -> GenerateRequest:
         tenant=order.principal.organization_id,
         prompt_token_ids=order.prompt_token_ids,
         sampling=order.sampling,
-        authorized_tokens=order.max_tokens,
+        authorized_tokens=_first_slice(services, order),
+        max_tokens=order.max_tokens,
         arrival_ms=arrival_ms,
         key=price.key,
         work_s=price.work_s,
@@ -126,22 +124,14 @@ def _hold_request(services: Services, order: Order) -> AdmitHold:
         price_id=order.listing.price.id,
         gateway=services.gateway_id,
         input_tokens=len(order.prompt_token_ids),
-        output_tokens=order.num_choices * order.max_tokens,
+        output_tokens=order.num_choices * _first_slice(services, order),
         num_choices=order.num_choices,
     )
 
 
-async def _submit_less(services: Services, stream: RequestStream, hold: Hold) -> RequestStream:
-    """Queue the request anew with the smaller fence that the credit covers.
-
-    Nobody can have taken it meanwhile: it was not confirmed.
-    """
-    request = stream.request
-    fenced = msgspec.structs.replace(
-        request, authorized_tokens=hold.authorized_output_tokens // request.num_choices
-    )
-    await stream.cancel()
-    return await services.broker.submit(fenced, confirmed=True)
+def _first_slice(services: Services, order: Order) -> int:
+    """Output tokens of each choice that are held before anything runs; the rest follows."""
+    return min(order.max_tokens, services.billing_settings.slice_tokens)
 
 
 async def _take_back(submitting: asyncio.Task[RequestStream]) -> None:

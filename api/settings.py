@@ -39,6 +39,8 @@ class ApiSettings(BaseSettings):
     """A running request that produces nothing for so long counts as lost."""
     send_timeout_s: float = 60.0
     """A client that reads nothing for so long counts as gone."""
+    credit_pause_s: float = Field(default=60.0, ge=0)
+    """How long an answer without credit keeps its place before it ends."""
     settle_wait_s: float = 30.0
     """How long an answer waits for its settlement to commit; the settlement itself goes on."""
     drain_timeout_s: float = 20.0

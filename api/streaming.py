@@ -12,6 +12,7 @@ from api.choices import Piece
 from api.errors import ErrorAnswer
 from api.formats import Format
 from api.outputs.deltas import merged
+from api.shortage import Pause
 from api.summary import Summary
 from common.errors import PlatformError
 from common.patience import Patience
@@ -44,6 +45,9 @@ class Answer(Protocol):
 
     async def report_queue(self, place: QueuePosition) -> None:
         """Tell a waiting caller where it stands."""
+
+    async def report_pause(self, pause: Pause, choice: int = 0) -> None:
+        """Tell that the answer waits for credit from `choice` on."""
 
     def accept(self) -> None:
         """The form that the answer must have is compiled: it may start."""
@@ -93,6 +97,14 @@ class StreamedAnswer:
         await self._write(f": queued position={place.position}{eta}{loading}\n\n".encode())
         self._has_waited = True
 
+    async def report_pause(self, pause: Pause, choice: int = 0) -> None:
+        """A comment each time, and once the event that the protocol has for it."""
+        payload = f": paused code={pause.code} ends_in_s={pause.ends_in_s}\n\n".encode()
+        if pause.is_new:
+            payload = self._with_opening(self._format.paused(pause, choice)) + payload
+        await self._write(payload)
+        self._has_waited = True
+
     def accept(self) -> None:
         """From now on the caller may hear of the wait."""
         self._may_start = True
@@ -103,9 +115,7 @@ class StreamedAnswer:
 
     async def add(self, piece: Piece) -> None:
         """One write: the opening where needed, what is new, and the end where it is one."""
-        payload = self._format.add(piece)
-        if self._opening is not None:
-            payload, self._opening = self._opening + payload, None
+        payload = self._with_opening(self._format.add(piece))
         if payload:
             await self._write_events(payload)
 
@@ -116,6 +126,11 @@ class StreamedAnswer:
     async def fail(self, error: ErrorAnswer) -> None:
         """An error event, and the end."""
         await self._write_events(self._format.failing(error), is_last=True)
+
+    def _with_opening(self, payload: bytes) -> bytes:
+        if self._opening is not None:
+            payload, self._opening = self._opening + payload, None
+        return payload
 
     async def _write_events(self, payload: bytes, *, is_last: bool = False) -> None:
         if self._has_waited:
@@ -149,6 +164,9 @@ class WholeAnswer:
 
     async def report_queue(self, place: QueuePosition) -> None:
         """Nothing: a JSON body has no comments."""
+
+    async def report_pause(self, pause: Pause, choice: int = 0) -> None:
+        """Nothing: the body says in the end whether it was cut."""
 
     def accept(self) -> None:
         """Nothing: the status comes at the end."""
@@ -185,4 +203,5 @@ def _joined(pieces: list[Piece]) -> Piece:
         tokens=tuple(token for piece in pieces for token in piece.tokens),
         finish_reason=pieces[-1].finish_reason,
         stop=pieces[-1].stop,
+        cut=pieces[-1].cut,
     )

@@ -9,13 +9,14 @@ repeated and never doubled.
 from datetime import UTC
 
 import structlog
-from sqlalchemy import exists, func, select
+from sqlalchemy import exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from accounts.models import Organization
 from billing import payment_mail, topups
 from billing.errors import CardDeclined, PaymentRefused, PaymentsUnavailable
 from billing.models import Balance
+from billing.money import NANO_PER_DOLLAR
 from billing.payment_models import OPEN_STATES, PaymentProfile, Topup
 from billing.payment_profiles import find_profile
 from billing.stripe_client import AUTHENTICATION_REQUIRED, Payments
@@ -33,6 +34,8 @@ SAME_KEY_S = 23 * 3_600
 """Stripe may forget an idempotency key after 24 hours."""
 MAX_FAILURES = 3
 MAX_PER_RUN = 100
+SHORTAGE_NANO_USD = NANO_PER_DOLLAR // 10
+"""Whatever the threshold: with less than that left, an answer may be waiting for credit."""
 COUNTED = (*OPEN_STATES, "paid")
 """States of recharges that count towards the month's limit."""
 
@@ -92,7 +95,11 @@ async def attempt(
 
 
 async def _due(session: AsyncSession) -> list[str]:
-    """Organizations below their threshold with a card, recharge on, and no recharge open."""
+    """Organizations below their threshold with a card, recharge on, and no recharge open.
+
+    A running answer takes what is left before it waits for more; so a shortage shows in the balance.
+    """
+    available = Balance.posted_nano_usd - Balance.held_nano_usd
     is_open = exists().where(
         Topup.organization_id == PaymentProfile.organization_id,
         Topup.kind == "recharge",
@@ -106,8 +113,10 @@ async def _due(session: AsyncSession) -> list[str]:
             PaymentProfile.is_recharge_on,
             PaymentProfile.payment_method_id.is_not(None),
             Organization.status == "active",
-            Balance.posted_nano_usd - Balance.held_nano_usd
-            < PaymentProfile.recharge_threshold_nano_usd,
+            or_(
+                available < PaymentProfile.recharge_threshold_nano_usd,
+                available < SHORTAGE_NANO_USD,
+            ),
             ~is_open,
         )
         .order_by(PaymentProfile.organization_id)

@@ -1,5 +1,6 @@
 """Settings of billing: the free credit, leases, the writer's limits."""
 
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from billing.money import NANO_PER_DOLLAR
@@ -12,6 +13,11 @@ class BillingSettings(BaseSettings):
 
     signup_credit_nano_usd: int = 100 * NANO_PER_DOLLAR
     """The free credit of a new account, once per inbox."""
+
+    slice_tokens: int = Field(default=512, ge=1)
+    """Output of each choice that is held at once; the next slice when half of one is used."""
+    credit_look_every_s: float = 1.0
+    """How often an API process looks whether there is credit for what waits for it."""
 
     gateway_lease_s: int = 30
     """A gateway that has not renewed for so long is dead, and the sweeper closes its holds."""

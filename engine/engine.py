@@ -67,6 +67,8 @@ class EngineStats:
 
     num_running: int = 0
     num_waiting: int = 0
+    num_parked: int = 0
+    """Requests of which a choice stands at its fence."""
     waiting_tenants: frozenset[str] = frozenset()
     """Of the requests that hold no KV blocks."""
     free_kv_tokens: int = 0
@@ -136,6 +138,7 @@ class Engine:
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
+            num_parked=len({each.request.request_id for each in scheduler.parked}),
             waiting_tenants=frozenset(scheduler.waiting.weights),
             free_kv_tokens=scheduler.blocks.num_free * BLOCK_SIZE,
             total_kv_tokens=scheduler.blocks.num_blocks * BLOCK_SIZE,
@@ -168,11 +171,19 @@ class Engine:
             sequence.queued_us = queued_us
             if problem is not None:
                 self._end(sequence, "error", error=problem)
-            elif sequence.num_generated >= request.authorized_tokens:
+            elif sequence.num_generated >= request.max_tokens:
                 self._end(sequence, "length")
             else:
                 self._accept_grammar(sequence, grammar)
-                self._scheduler.add(sequence)
+                wait = self._scheduler.park if sequence.is_at_fence else self._scheduler.add
+                wait(sequence)
+
+    def extend(self, request_id: str, authorized_tokens: int) -> None:
+        """Move a request's fence; what stood at it goes on. A lower fence changes nothing."""
+        for sequence in self._sequences_of(request_id):
+            sequence.authorized_tokens = max(sequence.authorized_tokens, authorized_tokens)
+            if sequence in self._scheduler.parked and not sequence.is_at_fence:
+                self._scheduler.unpark(sequence)
 
     def refuse(self, request: GenerateRequest, reason: str, *, is_callers_fault: bool) -> None:
         """Answer a request that was never added: it cannot be served."""
@@ -213,9 +224,14 @@ class Engine:
         return self._hand_over()
 
     def withdraw_waiting(self) -> list[str]:
-        """Forget the requests that have not started, so that another worker may run them."""
+        """Forget the requests that have not started, or stand at their fence; other workers may
+        run them.
+        """
         sequences = self._scheduler.sequences()
-        started = {each.request.request_id for each in sequences if each.order >= 0}
+        parked = self._scheduler.parked
+        started = {
+            each.request.request_id for each in sequences if each.order >= 0 and each not in parked
+        }
         waiting = [each for each in sequences if each.request.request_id not in started]
         for sequence in waiting:
             self._scheduler.remove(sequence)
@@ -291,12 +307,14 @@ class Engine:
         if reason is not None:
             self._scheduler.outlook.learn_length(sequence.num_generated)
             self._close(sequence)
+        elif sequence.is_at_fence:
+            self._scheduler.park(sequence)
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
         request = sequence.request
         if token in request.sampling.stop_token_ids:
             return "stop"
-        if sequence.num_generated >= request.authorized_tokens:
+        if sequence.num_generated >= request.max_tokens:
             return "length"
         return "length" if sequence.num_tokens >= self.context_length else None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.engine import EngineStats, StepOutput
-from engine.messages import Cancel, CheckIntegrity, GenerateRequest, IntegrityReport
+from engine.messages import Cancel, CheckIntegrity, Extend, GenerateRequest, IntegrityReport
 
 if TYPE_CHECKING:  # it imports this module
     from engine.structured import CompiledRequest
@@ -20,6 +20,7 @@ class EngineOrders:
     """What the engine thread is to do before its next step."""
 
     requests: list[GenerateRequest] = field(default_factory=list)
+    extensions: list[Extend] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
     lost: dict[str, int] = field(default_factory=dict)
     """Attempts of requests that belong to another worker by now: stop them, say nothing."""
@@ -33,6 +34,7 @@ class EngineOrders:
         """Whether nothing is to be done."""
         return not (
             self.requests
+            or self.extensions
             or self.cancels
             or self.lost
             or self.dead_nodes
@@ -80,6 +82,7 @@ class Mailbox:
         self,
         *,
         requests: list[GenerateRequest] | None = None,
+        extensions: list[Extend] | None = None,
         cancels: list[Cancel] | None = None,
         lost: dict[str, int] | None = None,
         dead_nodes: set[str] | None = None,
@@ -89,6 +92,7 @@ class Mailbox:
         """Leave orders; wakes the engine thread if there are any."""
         with self._lock:
             self._orders.requests += requests or []
+            self._orders.extensions += extensions or []
             self._orders.cancels += cancels or []
             self._orders.lost |= lost or {}
             self._orders.dead_nodes |= dead_nodes or set()

@@ -1,6 +1,6 @@
 """The only types that cross a process boundary, named by what they say.
 
-API node → worker: `GenerateRequest`, `Cancel`. Operator → worker: `Drain`, `CheckIntegrity`.
+API node → worker: `GenerateRequest`, `Extend`, `Cancel`. Operator → worker: `Drain`, `CheckIntegrity`.
 Worker → API node: `StepFrames`. Worker → everybody: `Heartbeat`.
 
 Encoded with msgspec's msgpack. Times that cross machines are UTC (`_ms` since the epoch); durations
@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-"""`stop`: an end-of-sequence or stop id. `length`: the authorized tokens are used up."""
+"""`stop`: an end-of-sequence or stop id. `length`: as many tokens as were asked for."""
 
 WorkerState = Literal["unloaded", "loading", "warming", "ready", "draining", "failed"]
 """Of one model on one worker. `unloaded`: hosted, and loaded when somebody asks for it. `failed`: it
@@ -63,7 +63,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     prompt_token_ids: list[int]
     sampling: Sampling
     authorized_tokens: int
-    """The fence: output tokens per choice that are paid for; never passed."""
+    """The fence: output tokens per choice that are paid for by now; never passed. `Extend` moves it."""
+    max_tokens: int
+    """Output tokens per choice after which it ends; the fence moves up to here."""
     arrival_ms: int
     key: float
     """Static priority inside the tenant: prefill seconds + alpha · arrival. The least goes first."""
@@ -89,6 +91,13 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     epoch: int = 1
 
 
+class Extend(msgspec.Struct, frozen=True, tag=True):
+    """More output is paid for: the new fence of every attempt, so that repeating it is harmless."""
+
+    request_id: str
+    authorized_tokens: int
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """Finish what runs, take nothing more, then exit."""
 
@@ -99,7 +108,7 @@ class CheckIntegrity(msgspec.Struct, frozen=True, tag=True):
     token: str
 
 
-ControlMessage = Cancel | Drain | CheckIntegrity
+ControlMessage = Cancel | Extend | Drain | CheckIntegrity
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from engine.messages import (
     Cancel,
     CheckIntegrity,
     Drain,
+    Extend,
     GenerateRequest,
     Heartbeat,
     IntegrityReport,
@@ -280,9 +281,11 @@ class ModelLine:
     def _room(self) -> TakeRoom:
         if self._mailbox is None or self.state == "draining":
             return NO_ROOM
+        stats = self._mailbox.stats
         return take_room(
-            num_waiting=self._mailbox.stats.num_waiting,
-            num_held=len(self._requests),
+            num_waiting=stats.num_waiting,
+            # What waits for credit runs nowhere: it must not keep others from running.
+            num_held=len(self._requests) - stats.num_parked,
             max_running=self._settings.max_running,
             take_window=self._settings.take_window,
         )
@@ -295,6 +298,7 @@ class ModelLine:
         if self._mailbox is not None:
             self._mailbox.order(
                 requests=exchange.requests,
+                extensions=[message for message in control if isinstance(message, Extend)],
                 cancels=[message for message in control if isinstance(message, Cancel)],
                 checks=checks,
             )

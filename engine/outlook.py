@@ -100,7 +100,7 @@ class Outlook:
             num_held, key = sequence.num_matched, sequence.key
             num_computed = num_held * size
         num_generated = num_tokens - len(request.prompt_token_ids)
-        num_left = request.authorized_tokens - num_generated
+        num_left = request.max_tokens - num_generated
         growth = self._growth_tokens(sequence, num_generated, num_left)
         num_expected = -(-(num_tokens + growth) // size)
         if num_choices > 1:  # full blocks of the prompt are shared
@@ -131,7 +131,7 @@ class Outlook:
         num_preemptions = slots.num_preemptions[decode_slots]
         num_held = slots.num_blocks[decode_slots]
         num_new = self.num_new_blocks(decode_slots)
-        left = slots.num_authorized[decode_slots] - num_generated
+        left = slots.max_tokens[decode_slots] - num_generated
         expected = int(self.expected_output_tokens) - num_generated
         growth = np.minimum(left, np.maximum(expected, MIN_GROWTH_TOKENS))
         if num_preemptions.any():

@@ -51,7 +51,7 @@ class PrefillState(NamedTuple):
     is_kept_for: bool
     """Its tenant holds so few slots that those kept for such tenants are for this one too."""
     num_output_left: int
-    """Output tokens that it may still generate: the fence, not a prediction."""
+    """Output tokens that it may still generate: the limit, not a prediction."""
     is_admitted: bool
     order: int
     waited_s: float
@@ -69,7 +69,7 @@ class DecodeState:
     """Blocks of expected growth, those of this step included."""
     num_generated: NDArray[np.int32]
     num_output_left: NDArray[np.int32]
-    """Output tokens that each may still generate: the fence, not a prediction."""
+    """Output tokens that each may still generate: the limit, not a prediction."""
     num_preemptions: NDArray[np.int32]
     order: NDArray[np.int64]
     silent_s: NDArray[np.float64]

@@ -47,6 +47,8 @@ class Scheduler:
         self.waiting = WaitingList()
         self.paused: list[Sequence] = []
         """Admitted, and between two chunks of their prompt."""
+        self.parked: set[Sequence] = set()
+        """At their fence: they hold nothing, and wait for nothing but more credit."""
         self.by_slot: list[Sequence | None] = [None] * slots.num_slots
         self._next_order = 0
 
@@ -73,11 +75,15 @@ class Scheduler:
 
     def sequences(self) -> list[Sequence]:
         """All of them."""
-        return [*self.waiting, *(sequence for sequence in self.by_slot if sequence is not None)]
+        return [
+            *self.waiting,
+            *self.parked,
+            *(sequence for sequence in self.by_slot if sequence is not None),
+        ]
 
     def fits(self, request: GenerateRequest, context_length: int) -> bool:
         """Whether the request could run alone on this machine."""
-        asked = len(request.prompt_token_ids) + request.authorized_tokens
+        asked = len(request.prompt_token_ids) + request.max_tokens
         longest = min(asked, context_length)
         spare = 1 if request.num_choices > 1 else 0  # the copy of a forked block
         is_small = self.blocks.blocks_for(longest) + spare <= self.blocks.num_blocks
@@ -156,13 +162,28 @@ class Scheduler:
         self.slots.note_tokens(slots, tokens, now_us=now_us, pace_us=pace_us)
         sequences = self._in_slots(slots.tolist())
         for sequence, token in zip(sequences, tokens.tolist(), strict=True):
+            assert not sequence.is_at_fence, "a token that is not paid for"
             sequence.append(token)
         return sequences
+
+    def park(self, sequence: Sequence) -> None:
+        """Its fence is reached: it gives up its slot and blocks, which the prefix cache may keep."""
+        self.remove(sequence)
+        self.parked.add(sequence)
+
+    def unpark(self, sequence: Sequence) -> None:
+        """Let it wait for its turn again, with the place that it had."""
+        self.parked.remove(sequence)
+        sequence.key = sequence.request.key
+        sequence.surplus_s = 0.0
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget the sequence and give back what it holds."""
         if not sequence.is_admitted:
-            if sequence in self.waiting:
+            if sequence in self.parked:
+                self.parked.remove(sequence)
+            elif sequence in self.waiting:
                 self.waiting.remove(sequence)
             return
         if sequence in self.paused:
@@ -241,7 +262,7 @@ class Scheduler:
         self.by_slot[slot] = sequence
         self.slots.num_tokens[slot] = sequence.num_tokens
         self.slots.num_generated[slot] = sequence.num_generated
-        self.slots.num_authorized[slot] = sequence.request.authorized_tokens
+        self.slots.max_tokens[slot] = sequence.request.max_tokens
         self.slots.num_preemptions[slot] = sequence.num_preemptions
         self.slots.order[slot] = sequence.order
         self.slots.tenant[slot] = hash(tenant)

@@ -2,9 +2,11 @@
 
 waiting ──admit──► prefilling (may pause between chunks) ──last chunk──► decoding ──► finished
    ▲                        │                                              │
-   └────────────────────────┴───────────────── preempt ────────────────────┘
+   └────────────────────────┴───────────────── preempt ────────────────────┤
+   └──────────────────────────── extend ──── parked ◄──── at the fence ────┘
 
-A preempted sequence keeps its output; its tokens are computed again as if all were prompt.
+A preempted or parked sequence keeps its output; its tokens are computed again as if all were prompt,
+but for what the prefix cache still has of them.
 """
 
 from dataclasses import dataclass, field
@@ -32,6 +34,8 @@ class Sequence:
     token_ids: NDArray[np.int32]
     """A buffer; the first `num_tokens` count: prompt, then output."""
     num_tokens: int
+    authorized_tokens: int
+    """The fence: output tokens that are paid for by now."""
     num_choices: int = 1
     """More than one until the prompt is computed and the sequence forks."""
     num_computed: int = 0
@@ -95,6 +99,7 @@ class Sequence:
             choice=choice,
             token_ids=np.array(known, dtype=np.int32),
             num_tokens=len(known),
+            authorized_tokens=request.authorized_tokens,
             key=request.key,
             num_choices=num_choices,
             added_us=added_us,
@@ -109,6 +114,11 @@ class Sequence:
     def num_generated(self) -> int:
         """Output tokens, those before a failover included."""
         return self.num_tokens - len(self.request.prompt_token_ids)
+
+    @property
+    def is_at_fence(self) -> bool:
+        """Whether no further token is paid for yet."""
+        return self.num_generated >= self.authorized_tokens
 
     @property
     def place(self) -> float:
@@ -156,6 +166,7 @@ class Sequence:
             choice=choice,
             token_ids=self.token_ids.copy(),
             num_tokens=self.num_tokens,
+            authorized_tokens=self.authorized_tokens,
             num_computed=self.num_computed,
             block_table=list(self.block_table),
             block_hashes=list(self.block_hashes),

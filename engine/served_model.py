@@ -59,6 +59,8 @@ class ServedModel:
                 self._desk.take(request)
         for compiled in orders.compiled:
             self._add_compiled(compiled)
+        for extension in orders.extensions:
+            engine.extend(extension.request_id, extension.authorized_tokens)
         for cancel in orders.cancels:
             self._end_compiling(self._desk.withdraw(cancel.request_id, cancel.attempt))
             engine.cancel(cancel.request_id, cancel.attempt)

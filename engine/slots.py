@@ -30,7 +30,7 @@ class SlotTable:
         """After a fork: the block must be copied before the next token is written."""
         # what may still come
         self.num_generated = np.zeros(num_slots, dtype=np.int32)
-        self.num_authorized = np.zeros(num_slots, dtype=np.int32)
+        self.max_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_preemptions = np.zeros(num_slots, dtype=np.int32)
         self.order = np.zeros(num_slots, dtype=np.int64)
         """When it was first admitted; the lowest is never preempted."""

@@ -11,6 +11,7 @@ import msgspec
 
 from api.choices import Piece
 from api.errors import ErrorAnswer
+from api.shortage import Pause
 from api.summary import Summary
 
 encode = msgspec.json.encode
@@ -37,6 +38,9 @@ class Format(Protocol):
 
     def add(self, piece: Piece) -> bytes:
         """The events of what a piece adds to its choice."""
+
+    def paused(self, pause: Pause, choice: int) -> bytes:
+        """An event that clients of the protocol do not mind: the answer waits for credit."""
 
     def closing(self, summary: Summary) -> bytes:
         """The events that end the stream."""
@@ -70,6 +74,10 @@ class ChunkFrame:
     def choice(self, choice: bytes) -> bytes:
         """A chunk of one choice."""
         return self._head + choice + self._tail
+
+    def paused(self, choice: bytes, pause: Pause) -> bytes:
+        """A chunk that adds nothing to its choice, and says `paused`."""
+        return self._head + choice + b'],"paused":' + encode(pause.as_json()) + self._tail[1:]
 
     def closing(self, summary: Summary) -> bytes:
         """The usage with no choices when it was asked for, then `[DONE]`."""

@@ -17,6 +17,7 @@ from api.outputs.deltas import (
     reasoning_of,
     text_of,
 )
+from api.shortage import Pause
 from api.summary import Summary
 
 
@@ -47,8 +48,14 @@ class ChatFormat:
             logprobs = b"null"
         if piece.finish_reason is not None:
             reason = b'"%s"' % piece.finish_reason.encode()
+            if piece.cut is not None:
+                reason += b',"finish_details":' + encode(piece.cut.as_json())
             payload += self._chunk(piece.choice, b"{}", reason=reason)
         return payload
+
+    def paused(self, pause: Pause, choice: int) -> bytes:
+        """An empty delta, beside which `paused` says what the answer waits for."""
+        return self._chunks.paused(_choice_json(choice, b"{}", b"null", b"null"), pause)
 
     def closing(self, summary: Summary) -> bytes:
         """Usage when it was asked for, and the end."""
@@ -67,10 +74,7 @@ class ChatFormat:
     def _chunk(
         self, choice: int, delta: bytes, logprobs: bytes = b"null", reason: bytes = b"null"
     ) -> bytes:
-        return self._chunks.choice(
-            b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}'
-            % (choice, delta, logprobs, reason)
-        )
+        return self._chunks.choice(_choice_json(choice, delta, logprobs, reason))
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
         calls = [_call(call) for call in calls_of(piece.deltas)]
@@ -92,7 +96,16 @@ class ChatFormat:
             "message": message,
             "logprobs": logprobs,
             "finish_reason": piece.finish_reason,
-        }
+        } | ({} if piece.cut is None else {"finish_details": piece.cut.as_json()})
+
+
+def _choice_json(choice: int, delta: bytes, logprobs: bytes, reason: bytes) -> bytes:
+    return b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (
+        choice,
+        delta,
+        logprobs,
+        reason,
+    )
 
 
 def _delta_json(delta: Delta) -> bytes:

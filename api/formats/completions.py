@@ -9,6 +9,7 @@ from api.errors import ErrorAnswer
 from api.formats.base import AnswerHead, ChunkFrame, encode
 from api.formats.logprobs import legacy_logprobs
 from api.outputs.deltas import TextDelta, text_of
+from api.shortage import Pause
 from api.summary import Summary
 
 KIND = "text_completion"
@@ -38,9 +39,13 @@ class CompletionFormat:
         if text_of(shown.deltas) or piece.tokens:
             payload = self._chunks.choice(encode(self._choice(shown) | {"finish_reason": None}))
         if piece.finish_reason is not None:
-            ended = Piece(piece.choice, finish_reason=piece.finish_reason)
+            ended = Piece(piece.choice, finish_reason=piece.finish_reason, cut=piece.cut)
             payload += self._chunks.choice(encode(self._choice(ended)))
         return payload
+
+    def paused(self, pause: Pause, choice: int) -> bytes:
+        """No text, beside which `paused` says what the answer waits for."""
+        return self._chunks.paused(encode(self._choice(Piece(choice))), pause)
 
     def closing(self, summary: Summary) -> bytes:
         """Usage when it was asked for, and the end."""
@@ -73,7 +78,7 @@ class CompletionFormat:
             "text": text,
             "logprobs": logprobs,
             "finish_reason": piece.finish_reason,
-        }
+        } | ({} if piece.cut is None else {"finish_details": piece.cut.as_json()})
 
 
 def best_of(pieces: Sequence[Piece], num_best: int, num_choices: int) -> list[Piece]:

@@ -11,6 +11,7 @@ from api.choices import Piece
 from api.errors import ErrorAnswer
 from api.formats.base import AnswerHead, encode
 from api.outputs.deltas import CallDelta, Delta, ReasoningDelta, TextDelta, chunks, merged
+from api.shortage import Cut, Pause
 from api.summary import Summary
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -25,6 +26,7 @@ class MessagesFormat:
         self._open: tuple[type[Delta], int] | None = None
         self._stop_reason: str | None = None
         self._stop_sequence: str | None = None
+        self._cut: Cut | None = None
 
     def opening(self, num_cached_tokens: int) -> bytes:
         """`message_start`, with the tokens of the prompt."""
@@ -38,11 +40,19 @@ class MessagesFormat:
         if piece.finish_reason is not None:
             payload += self._close_block()
             self._stop_reason, self._stop_sequence = _stop(piece)
+            self._cut = piece.cut
         return payload
+
+    def paused(self, pause: Pause, choice: int) -> bytes:
+        """A `ping`, which their clients ignore, with what the answer waits for."""
+        return event("ping", paused=pause.as_json())
 
     def closing(self, summary: Summary) -> bytes:
         """Why it ended and what it used, then `message_stop`."""
-        delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
+        delta: dict[str, Any] = {
+            "stop_reason": self._stop_reason,
+            "stop_sequence": self._stop_sequence,
+        } | _details(self._cut)
         told = {"usage": _told(summary), "timing": summary.timing()}
         return event("message_delta", delta=delta, **told) + event("message_stop")
 
@@ -55,7 +65,7 @@ class MessagesFormat:
         (piece,) = pieces
         content = [_block(delta) for delta in merged(piece.deltas)]
         told = {"usage": _told(summary), "timing": summary.timing()}
-        return encode(self._message(content, *_stop(piece)) | told)
+        return encode(self._message(content, *_stop(piece)) | _details(piece.cut) | told)
 
     def _message(
         self, content: list[dict[str, Any]], reason: str | None, sequence: str | None
@@ -97,6 +107,10 @@ class MessagesFormat:
 def event(kind: str, **content: Any) -> bytes:
     """One named event; the name is in its data, too."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode({"type": kind} | content))
+
+
+def _details(cut: Cut | None) -> dict[str, Any]:
+    return {} if cut is None else {"stop_details": {"type": cut.code, "explanation": cut.message}}
 
 
 def _stop(piece: Piece) -> tuple[str, str | None]:

@@ -12,6 +12,7 @@ from api.errors import ErrorAnswer
 from api.formats.base import AnswerHead, encode
 from api.formats.logprobs import chat_logprobs
 from api.outputs.deltas import CallDelta, Delta, ReasoningDelta, TextDelta, chunks, merged
+from api.shortage import Cut, Pause
 from api.summary import Summary
 from common.ids import new_id
 
@@ -29,6 +30,8 @@ class ResponsesFormat:
         self._items: list[Object] = []
         self._open: tuple[type[Delta], int] | None = None
         self._is_cut = False
+        self._cut: Cut | None = None
+        """Why, where it is not the caller's limit."""
 
     def opening(self, num_cached_tokens: int) -> bytes:
         """`response.created` and `response.in_progress`."""
@@ -45,9 +48,14 @@ class ResponsesFormat:
             payload += self._delta(delta, tokens if isinstance(delta, TextDelta) else [])
             tokens = [] if isinstance(delta, TextDelta) else tokens
         if piece.finish_reason is not None:
-            self._is_cut = piece.finish_reason == "length"
+            self._is_cut, self._cut = piece.finish_reason == "length", piece.cut
             payload += self._close_item()
         return payload
+
+    def paused(self, pause: Pause, choice: int) -> bytes:
+        """`response.in_progress` again, whose response says what it waits for."""
+        response = self._response("in_progress") | {"paused": pause.as_json()}
+        return self._event("response.in_progress", response=response)
 
     def closing(self, summary: Summary) -> bytes:
         """`response.completed` or `response.incomplete`, with the usage."""
@@ -64,7 +72,7 @@ class ResponsesFormat:
     def whole(self, pieces: Sequence[Piece], summary: Summary) -> bytes:
         """The `response` object."""
         (piece,) = pieces
-        self._is_cut = piece.finish_reason == "length"
+        self._is_cut, self._cut = piece.finish_reason == "length", piece.cut
         tokens = chat_logprobs(piece.tokens)
         for delta in merged(piece.deltas):
             item = _new_item(delta)
@@ -146,7 +154,10 @@ class ResponsesFormat:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(told))
 
     def _response(self, status: str, summary: Summary | None = None) -> Object:
-        is_incomplete = status == "incomplete"
+        details: Object | None = None
+        if status == "incomplete":
+            details = {"reason": "max_output_tokens"}
+            details |= {} if self._cut is None else self._cut.as_json()
         return self._echo | {
             "id": self._head.response_id,
             "object": "response",
@@ -155,7 +166,7 @@ class ResponsesFormat:
             "status": status,
             "background": False,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if is_incomplete else None,
+            "incomplete_details": details,
             "model": self._head.model,
             "output": self._items,
             "previous_response_id": None,

@@ -108,6 +108,7 @@ def _sequence(name: str, num_tokens: int, draw: random.Random) -> Sequence:
         prompt_token_ids=[draw.randrange(5000) for _ in range(num_tokens)],
         sampling=Sampling(),
         authorized_tokens=OUTPUT,
+        max_tokens=OUTPUT,
         arrival_ms=0,
         key=FAST.work_s(num_tokens),
     )

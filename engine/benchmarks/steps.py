@@ -124,6 +124,7 @@ def _request(request_id: str, seed: int, num_tokens: int) -> GenerateRequest:
         prompt_token_ids=prompt,
         sampling=Sampling(temperature=0.0),
         authorized_tokens=num_tokens,
+        max_tokens=num_tokens,
         arrival_ms=0,
         key=0.0,
     )

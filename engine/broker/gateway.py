@@ -152,11 +152,22 @@ class GatewayBroker:
         stream = link.streams.get(request.request_id)
         if stream is None:
             return
-        is_known = await self._commands.call(scripts.CONFIRM, link.keys.prefix, request.request_id)
+        is_known = await self._commands.call(
+            scripts.CONFIRM, link.keys.prefix, request.request_id, request.authorized_tokens
+        )
         if not is_known and not stream.has_emitted and not stream.is_closed:
             # It expired unconfirmed, or Redis was wiped.
             await self._submit(link, request, confirmed=True)
         stream.is_confirmed = True
+
+    async def extend(self, request: GenerateRequest) -> None:
+        """Tell the worker that runs the request, or will, how far its fence is by now.
+
+        The message may get lost with its worker or with Redis: say it again where no token comes.
+        """
+        prefix = self._link(request.model).keys.prefix
+        arguments = (request.request_id, request.authorized_tokens)
+        await self._commands.call(scripts.EXTEND, prefix, *arguments)
 
     async def cancel(self, request: GenerateRequest) -> None:
         """Withdraw a request from the queue or from its worker; harmless at any time.
@@ -345,11 +356,12 @@ class GatewayBroker:
             link.streams.pop(stream.request.request_id, None)
             return
         logger.warning("attempt %d of %s: %s", attempt, stream.request.request_id, reason)
-        self._spawn(self._resubmit(link, stream, stream.restart()))
+        stream.restart()
+        self._spawn(self._resubmit(link, stream))
 
-    async def _resubmit(self, link: _Link, stream: RequestStream, request: GenerateRequest) -> None:
+    async def _resubmit(self, link: _Link, stream: RequestStream) -> None:
         try:
-            await self._submit(link, request, confirmed=True)
+            await self._submit(link, stream.request, confirmed=True)
         except ModelUnavailable as error:
             stream.fail(error.message)
             link.streams.pop(stream.request.request_id, None)

@@ -4,8 +4,9 @@
 -- tag sends the script to the shard that holds them all.
 --
 -- A request is a hash: state (unconfirmed, queued or taken), tenant, node, key, weight, work (predicted
--- seconds of prefill), attempt, worker, cancelled ('1' once nobody wants it), and body: the encoded
--- message, until the first frame leaves. From then on the request never returns to the queue.
+-- seconds of prefill), attempt, worker, cancelled ('1' once nobody wants it), authorized (the fence,
+-- where it differs from the body's), and body: the encoded message, until the first frame leaves. From
+-- then on the request never returns to the queue.
 local prefix = KEYS[1]
 local call = redis.call
 local time = call('TIME')

@@ -46,6 +46,7 @@ def _script(name: str, *shared: str) -> Script:
 # of the API node
 SUBMIT = _script("submit")
 CONFIRM = _script("confirm")
+EXTEND = _script("extend")
 CANCEL = _script("cancel")
 ANNOUNCE = _script("announce")
 LEAVE = _script("leave")

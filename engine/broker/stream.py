@@ -58,6 +58,11 @@ class RequestStream(AsyncIterator[TokenFrame]):
         return not self._open_choices or self._error is not None
 
     @property
+    def has_frames(self) -> bool:
+        """Whether the next frame is here already."""
+        return bool(self._frames)
+
+    @property
     def has_emitted(self) -> bool:
         """A token has been received: the request may not simply start again."""
         return any(self.emitted_token_ids) or len(self._open_choices) < self.request.num_choices
@@ -129,8 +134,12 @@ class RequestStream(AsyncIterator[TokenFrame]):
         )
         self._wake()
 
-    def restart(self) -> GenerateRequest:
-        """The request for another attempt, which goes on behind what was received."""
+    def authorize(self, authorized_tokens: int) -> None:
+        """The fence of this attempt and of those to come; whoever runs it must be told, too."""
+        self.request = msgspec.structs.replace(self.request, authorized_tokens=authorized_tokens)
+
+    def restart(self) -> None:
+        """The request becomes that of another attempt, which goes on behind what was received."""
         request = msgspec.structs.replace(self.request, attempt=self.request.attempt + 1)
         if self.has_emitted:
             ended = set(range(request.num_choices)) - self._open_choices
@@ -142,7 +151,6 @@ class RequestStream(AsyncIterator[TokenFrame]):
         self.request = request
         self.is_running = False
         self.gone_since = None
-        return request
 
     def _accept(self, frame: TokenFrame, worker: str) -> None:
         self.worker = worker or self.worker

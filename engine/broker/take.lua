@@ -3,7 +3,7 @@
 -- worker has reported any second; the advance goes back when the worker lets go of the request.
 -- Then `spare` more, one each of tenants that had none taken now and of whom none waits in the worker.
 -- ARGV: worker, max requests, lease ms, spare, waiting tenants…
--- Returns {body, attempt, body, attempt, …}.
+-- Returns {body, attempt, authorized tokens (or '': as the body says), body, …}.
 local SKIP_LIMIT = 256 -- ids whose request has expired, looked at per call
 local worker, left, skips = ARGV[1], tonumber(ARGV[2]), SKIP_LIMIT
 local deadline, spare = now + tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -23,13 +23,14 @@ while left + spare > 0 and skips > 0 do
   local tenant = next_tenant()
   if not tenant then break end
   local id = call('ZPOPMIN', queue_key(tenant))[1]
-  local fields = id and call('HMGET', request_key(id), 'body', 'attempt', 'weight', 'work')
+  local fields = id and call('HMGET', request_key(id), 'body', 'attempt', 'weight', 'work', 'authorized')
   if fields and fields[1] then
     call('HSET', request_key(id), 'state', 'taken', 'worker', worker)
     call('ZADD', LEASE, deadline, id)
     charge(tenant, tonumber(fields[4]) / tonumber(fields[3]))
     taken[#taken + 1] = fields[1]
     taken[#taken + 1] = fields[2]
+    taken[#taken + 1] = fields[5] or ''
     pass_over(tenant)
     if left > 0 then left = left - 1 else spare = spare - 1 end
   else
@@ -37,7 +38,7 @@ while left + spare > 0 and skips > 0 do
   end
   deactivate_if_empty(tenant)
 end
-if #taken > 0 then call('INCRBY', TAKEN, #taken / 2) end
+if #taken > 0 then call('INCRBY', TAKEN, #taken / 3) end
 if left + spare > 0 then call('DEL', NEWCOMERS) end -- none is left that this worker could take
 -- The next worker is woken exactly while something is left: no wake-up is lost, few are idle.
 if call('EXISTS', TENANTS) == 0 then

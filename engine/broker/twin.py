@@ -32,6 +32,8 @@ class TwinRequest:
     worker: str | None = None
     is_published: bool = False
     is_cancelled: bool = False
+    authorized: int | None = None
+    """The fence, once its hold is confirmed."""
     is_orphaned: bool = False
     """Its API node died and its worker was told: another death of that node concerns it no more."""
 
@@ -68,6 +70,8 @@ class BrokerTwin:
         self.num_taken = 0
         self.cancels: dict[str, list[tuple[str, int]]] = defaultdict(list)
         """Worker → (request, attempt) that it should stop, in order."""
+        self.extensions: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        """Worker → (request, fence) that it was told, in order."""
         self.lost: list[LostRequest] = []
 
     # -- of the API node
@@ -92,15 +96,26 @@ class BrokerTwin:
             self.unconfirmed.add(request.request_id, now + self._settings.unconfirmed_ms)
         return True
 
-    def confirm(self, request_id: str) -> bool:
+    def confirm(self, request_id: str, authorized: int) -> bool:
         """Its hold is committed; False where nobody knows the request."""
         request = self.requests.get(request_id)
         if request is None:
             return False
         if request.state == "unconfirmed":
             self.unconfirmed.remove(request_id)
-            request.state = "queued"
+            request.state, request.authorized = "queued", authorized
             self._enqueue(request)
+        return True
+
+    def extend(self, request_id: str, authorized: int) -> bool:
+        """More output is paid for; False where nobody knows the request."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        request.authorized = authorized
+        if request.state == "taken":
+            assert request.worker is not None
+            self.extensions[request.worker].append((request_id, authorized))
         return True
 
     def cancel(self, request_id: str) -> bool:

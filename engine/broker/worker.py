@@ -24,7 +24,7 @@ from engine.broker.keys import MODELS, Keys
 from engine.broker.scripts import Argument, Call, Script
 from engine.broker.settings import BrokerSettings
 from engine.broker.window import NO_ROOM, TakeRoom
-from engine.messages import ControlMessage, GenerateRequest, Heartbeat, StepFrames
+from engine.messages import ControlMessage, Extend, GenerateRequest, Heartbeat, StepFrames
 
 Answer = TypeVar("Answer")
 
@@ -201,7 +201,9 @@ class WorkerBroker:
         taken = self._note_taken(answers.pop()) if outgoing.room.is_any else []
         # NOTE: popped one by one, because the thread in `wait` may add one at any time.
         words = [self._control.popleft() for _ in range(len(self._control))] + answers.pop()
-        return Exchange(taken, [self._control_decoder.decode(word) for word in words], lost)
+        control = [self._control_decoder.decode(word) for word in words]
+        self._note_extensions(control)
+        return Exchange(taken, control, lost)
 
     def run(self, calls: Sequence[Call]) -> list[Any]:
         """The answers of scripts, of whichever models, in one round trip."""
@@ -298,10 +300,13 @@ class WorkerBroker:
 
     def _note_taken(self, answer: Sequence[bytes]) -> list[GenerateRequest]:
         requests = []
-        for body, attempt in zip(answer[::2], answer[1::2], strict=True):
+        for body, attempt, fence in zip(answer[::3], answer[1::3], answer[2::3], strict=True):
             request = self._request_decoder.decode(body)
-            if request.attempt != int(attempt):
-                request = msgspec.structs.replace(request, attempt=int(attempt))
+            authorized = int(fence or request.authorized_tokens)
+            if (request.attempt, request.authorized_tokens) != (int(attempt), authorized):
+                request = msgspec.structs.replace(
+                    request, attempt=int(attempt), authorized_tokens=authorized
+                )
             self._held[request.request_id] = _Held(request)
             self._weights[request.tenant] = request.weight
             requests.append(request)
@@ -309,6 +314,16 @@ class WorkerBroker:
             tenants = {held.request.tenant for held in self._held.values()}
             self._weights = {key: self._weights[key] for key in tenants}
         return requests
+
+    def _note_extensions(self, control: Iterable[ControlMessage]) -> None:
+        """What is announced again after a wipe has the fence that it has here."""
+        for message in control:
+            if not isinstance(message, Extend):
+                continue
+            if (held := self._held.get(message.request_id)) is not None:
+                held.request = msgspec.structs.replace(
+                    held.request, authorized_tokens=message.authorized_tokens
+                )
 
     def _notice_wipe(self, born: bytes) -> bool:
         was_wiped = bool(self._born) and self._born != born

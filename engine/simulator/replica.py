@@ -100,6 +100,7 @@ class Replica:
             prompt_token_ids=prompt_token_ids(traced, index),
             sampling=GREEDY,
             authorized_tokens=traced.authorized_tokens,
+            max_tokens=traced.authorized_tokens,
             arrival_ms=round(1000 * traced.arrival_s),
             key=key,
         )

@@ -33,6 +33,7 @@ from billing.money import NANO_PER_DOLLAR
 from billing.settings import BillingSettings
 from billing.stripe_settings import StripeSettings
 from common.db import Sessions, create_engine, create_sessions, read_only
+from common.ids import new_id
 from common.settings import CommonSettings
 from engine import catalog
 from engine.broker.settings import BrokerSettings
@@ -54,7 +55,9 @@ ACCOUNTS = AccountsSettings(
 BROKER = BrokerSettings(
     lease_ms=2_000, announce_interval_s=0.2, heartbeat_cache_s=0.05, worker_ms=1_000
 )
-API = ApiSettings(queue_report_interval_s=0.1, model_wait_s=1.0, drain_timeout_s=2.0)
+API = ApiSettings(
+    queue_report_interval_s=0.1, model_wait_s=1.0, drain_timeout_s=2.0, credit_pause_s=0.4
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Customer:
         return {"authorization": f"Bearer {self.key}"}
 
 
-BILLING = BillingSettings(signup_credit_nano_usd=100 * NANO_PER_DOLLAR)
+BILLING = BillingSettings(signup_credit_nano_usd=100 * NANO_PER_DOLLAR, credit_look_every_s=0.1)
 STRIPE = StripeSettings(webhook_secret=SecretStr("whsec_of_the_tests"))
 
 
@@ -141,6 +144,8 @@ class Platform:
     async def set_balance(self, customer: Customer, nano_usd: int) -> None:
         """Adjust the ledger so that exactly so much is left."""
         balance = await self.balance(customer)
+        if balance.posted == nano_usd:
+            return
         async with self.services.sessions.begin() as session:
             await ledger.adjust_credit(
                 session,
@@ -148,7 +153,7 @@ class Platform:
                 nano_usd - balance.posted,
                 reason="test",
                 actor="test",
-                key=f"set-{nano_usd}-{balance.posted}",
+                key=new_id("key"),
             )
 
 

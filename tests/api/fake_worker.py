@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 import redis
 
 from engine.broker.settings import BrokerSettings
@@ -19,6 +20,7 @@ from engine.broker.worker import WorkerBroker
 from engine.messages import (
     Cancel,
     CostModel,
+    Extend,
     FinishReason,
     GenerateRequest,
     Heartbeat,
@@ -52,6 +54,8 @@ class Script:
     end: Literal["stop", "error", "never"] = "stop"
     num_cached_tokens: int = 0
     tokens_per_frame: int = 1
+    short_choice: int | None = None
+    """All choices but the first end after so many tokens."""
     refusal: str = ""
     """Why the structure of the request cannot be compiled."""
     lost_token: int | None = None
@@ -69,6 +73,10 @@ class _Sequence:
     is_accepted: bool = False
     """Its structure is compiled, or it has none."""
 
+    @property
+    def is_at_fence(self) -> bool:
+        return self.num_emitted >= self.request.authorized_tokens < self.request.max_tokens
+
 
 @dataclass
 class FakeWorker:
@@ -80,6 +88,7 @@ class FakeWorker:
     script_of: Callable[[GenerateRequest], Script] = lambda request: Script()
     name: str = "fake-worker"
     requests: list[GenerateRequest] = field(default_factory=list)
+    extensions: list[Extend] = field(default_factory=list)
     cancelled: dict[str, float] = field(default_factory=dict)
     num_emitted: int = 0
     is_taking: bool = True
@@ -143,6 +152,8 @@ class FakeWorker:
             for message in exchange.control:
                 if isinstance(message, Cancel):
                     self._cancel(broker, message)
+                elif isinstance(message, Extend):
+                    self._extend(message)
             for request in exchange.requests:
                 self._begin(request)
             if not self._sequences:
@@ -161,6 +172,13 @@ class FakeWorker:
             if choice not in request.ended_choices
         ]
 
+    def _extend(self, message: Extend) -> None:
+        self.extensions.append(message)
+        for sequence in self._sequences.get(message.request_id, []):
+            sequence.request = msgspec.structs.replace(
+                sequence.request, authorized_tokens=message.authorized_tokens
+            )
+
     def _cancel(self, broker: WorkerBroker, message: Cancel) -> None:
         if self._sequences.pop(message.request_id, None) is not None:
             self.cancelled[message.request_id] = time.monotonic()
@@ -171,7 +189,9 @@ class FakeWorker:
         finished = []
         for request_id, sequences in list(self._sequences.items()):
             for sequence in sequences:
-                if not sequence.is_ended and now_s >= sequence.due_s:
+                if sequence.is_ended or sequence.is_at_fence:
+                    continue
+                if now_s >= sequence.due_s:
                     frame = self._frame(sequence)
                     lost = sequence.script.lost_token
                     if frame is not None and frame.first_index != lost:
@@ -186,9 +206,10 @@ class FakeWorker:
             return self._verdict(sequence)
         script, request = sequence.script, sequence.request
         start = sequence.num_emitted
-        room = request.authorized_tokens - start
-        take = min(script.tokens_per_frame, room)
-        token_ids = script.token_ids[start : start + take]
+        room = request.max_tokens - start
+        take = min(script.tokens_per_frame, request.authorized_tokens - start)
+        end = None if sequence.choice == 0 else script.short_choice
+        token_ids = script.token_ids[:end][start : start + take]
         reason: FinishReason | None = None
         error = stop_token_id = None
         if not token_ids:

@@ -47,4 +47,4 @@ async def test_an_output_limit_beyond_the_kv_cache_is_clamped_to_what_it_takes(
     response = await platform.chat("Hi", max_tokens=100_000)
     assert response.status_code == 200, response.text
     (request,) = seen
-    assert len(request.prompt_token_ids) + request.authorized_tokens <= CAPACITY - 64
+    assert len(request.prompt_token_ids) + request.max_tokens <= CAPACITY - 64

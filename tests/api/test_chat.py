@@ -205,8 +205,8 @@ async def test_more_max_tokens_than_context_is_clamped(platform: Platform) -> No
     platform.say("fine")
     content = (await platform.chat(max_tokens=100_000_000)).json()
     assert content["choices"][0]["finish_reason"] == "stop"
-    fence = platform.worker.requests[-1].authorized_tokens
-    assert fence == CONTEXT_LENGTH - content["usage"]["prompt_tokens"]
+    limit = platform.worker.requests[-1].max_tokens
+    assert limit == CONTEXT_LENGTH - content["usage"]["prompt_tokens"]
 
 
 async def test_null_is_the_same_as_absent(platform: Platform) -> None:
@@ -248,7 +248,7 @@ async def test_parameters_reach_the_engine_as_they_were_sent(platform: Platform)
     assert sampling.logit_bias == {5: -100.0}
     assert sampling.seed == -3
     assert sampling.stop_token_ids == (2, 11)
-    assert request.authorized_tokens == 9, "max_completion_tokens wins"
+    assert request.max_tokens == 9, "max_completion_tokens wins"
     assert request.tenant == platform.customer.organization_id
 
 

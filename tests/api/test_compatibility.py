@@ -58,8 +58,8 @@ async def test_the_fingerprint_is_a_string_or_null(platform: Platform) -> None:
 async def test_without_a_limit_the_context_is_the_limit(platform: Platform) -> None:
     platform.say("x")
     usage = (await platform.chat()).json()["usage"]
-    fence = platform.worker.requests[-1].authorized_tokens
-    assert fence == CONTEXT_LENGTH - usage["prompt_tokens"]
+    limit = platform.worker.requests[-1].max_tokens
+    assert limit == CONTEXT_LENGTH - usage["prompt_tokens"]
 
 
 @pytest.mark.parametrize(

@@ -187,9 +187,7 @@ async def test_shutdown_lets_short_requests_finish_and_voids_long_ones(
     )
     async with opening as platform:
         short, long = Script(platform.ids("done"), first_delay_s=0.2), Script(end="never")
-        platform.worker.script_of = lambda request: (
-            short if request.authorized_tokens == 3 else long
-        )
+        platform.worker.script_of = lambda request: short if request.max_tokens == 3 else long
         finishing = asyncio.create_task(platform.chat(max_tokens=3))
         hanging = asyncio.create_task(platform.chat(max_tokens=50))
         async with asyncio.timeout(2):

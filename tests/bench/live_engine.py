@@ -108,6 +108,7 @@ class LiveRun:
             prompt_token_ids=ids,
             sampling=Sampling(temperature=0.0),
             authorized_tokens=traced.output_tokens,
+            max_tokens=traced.output_tokens,
             arrival_ms=self.arrival_ms(traced),
             key=key,
         )

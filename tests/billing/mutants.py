@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 HOLDS, LEDGER, MONEY = (f"tests/billing/test_{name}.py" for name in ("holds", "ledger", "money"))
 BUDGETS, TOPUPS = (f"tests/billing/test_{name}.py" for name in ("budgets", "topups"))
+EXTENSIONS, WATCH = (f"tests/billing/test_{name}.py" for name in ("extensions", "credit_watch"))
 RETURNS, RECHARGE = "tests/billing/test_refunds_and_disputes.py", "tests/billing/test_recharge.py"
 STATEMENTS = "tests/billing/test_statements.py"
 
@@ -282,4 +283,63 @@ PAID_IN = [
     ),
 ]
 
-MUTANTS = [*RESEARCH, *LOTS_AND_PRICES, *BOUNDS, *RETURNED, *PAID_IN]
+SLICES = [
+    _book(
+        "a lower target shortens a hold",
+        "        if extend.output_tokens <= hold.authorized_output_tokens:",
+        "        if extend.output_tokens == hold.authorized_output_tokens:",
+        EXTENSIONS,
+    ),
+    _book(
+        "an extension reserves its whole amount again",
+        "        self._reserve(hold, account, more)",
+        "        self._reserve(hold, account, amount)",
+        EXTENSIONS,
+    ),
+    _book(
+        "an extension asks the balance alone",
+        "        available, refusal = self._tightest(account.available, hold.api_key_id)\n"
+        "        if more",
+        "        available, refusal = account.available, InsufficientCredit\n        if more",
+        EXTENSIONS,
+    ),
+    _book(
+        "a closed hold is extended",
+        'if hold.state != "open" or hold.epoch != extend.epoch:',
+        "if hold.epoch != extend.epoch:",
+        EXTENSIONS,
+    ),
+    _book(
+        "an extension forgets the prompt",
+        "            uncached_input=hold.input_tokens,\n            cached_input=0,\n"
+        "            output=extend.output_tokens,",
+        "            uncached_input=0,\n            cached_input=0,\n"
+        "            output=extend.output_tokens,",
+        EXTENSIONS,
+    ),
+    *_of(
+        "credit_watch",
+        WATCH,
+        (
+            "one credit wakes everybody",
+            "available[waiter.organization_id] = left - waiter.required",
+            "available[waiter.organization_id] = left",
+        ),
+        (
+            "somebody waits for more than there must be",
+            "if waiter.required <= left and",
+            "if waiter.required < left and",
+        ),
+    ),
+    *_of(
+        "recharge",
+        RECHARGE,
+        (
+            "a shortage above the threshold charges nobody",
+            "available < SHORTAGE_NANO_USD,",
+            "available < 0,",
+        ),
+    ),
+]
+
+MUTANTS = [*RESEARCH, *SLICES, *LOTS_AND_PRICES, *BOUNDS, *RETURNED, *PAID_IN]

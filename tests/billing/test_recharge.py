@@ -240,3 +240,26 @@ async def test_what_was_removed_at_stripe_is_not_charged(desk: Desk, gone: str) 
     assert (profile.is_recharge_on, profile.card_label) == (False, None)
     assert profile.paused_because == "card_removed"
     assert await run(desk) == 0
+
+
+@on_both_databases
+async def test_an_answer_that_waits_for_credit_is_charged_for_whatever_the_threshold(
+    desk: Desk,
+) -> None:
+    """A paused answer has taken what was left: dust remains, which a threshold of $0 is below."""
+    await switch_on(desk)
+    async with desk.sessions.begin() as session:
+        profile = await find_profile(session, desk.organization_id, is_locked=True)
+        assert profile is not None
+        profile.recharge_threshold_nano_usd = 0
+    assert await run(desk) == 0, "$8 are left"
+    async with desk.sessions.begin() as session:
+        dust = 7 - (await ledger.balance(session, desk.organization_id)).posted
+        await ledger.adjust_credit(
+            session, desk.organization_id, dust, reason="spent", actor="t", key="dust"
+        )
+    assert await run(desk) == 1
+    await desk.pump.pump()
+    await desk.sweep()
+    assert (await desk.balance()).posted == 10 * DOLLAR + 7
+    assert await desk.failed_checks() == []

@@ -40,6 +40,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.open: dict[str, GenerateRequest] = {}
         self.texts: dict[tuple[str, int], list[int]] = {}
         self.ended: dict[str, set[int]] = {}
+        self.fences: dict[str, int] = {}
         self.count = 0
 
     @rule(
@@ -51,6 +52,7 @@ class EngineMachine(RuleBasedStateMachine):
         key=st.floats(0, 3),
         tenant=st.sampled_from(["one", "two"]),
         stop=st.sets(st.integers(0, 63), max_size=8),
+        fence=st.sampled_from([1, 5, 70, 160, 160]),
     )
     def arrive(
         self,
@@ -62,6 +64,7 @@ class EngineMachine(RuleBasedStateMachine):
         key: float,
         tenant: str,
         stop: set[int],
+        fence: int,
     ) -> None:
         self.count += 1
         prompt = [3] * num_shared + tail
@@ -73,6 +76,7 @@ class EngineMachine(RuleBasedStateMachine):
             f"r{self.count}",
             prompt,
             num_tokens,
+            authorized=min(num_tokens, max(fence, len(emitted))),
             sampling=Sampling(temperature=0, stop_token_ids=tuple(stop)),
             key=key,
             tenant=tenant,
@@ -82,9 +86,21 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.open[new.request_id] = new
         self.ended[new.request_id] = set()
+        self.fences[new.request_id] = new.authorized_tokens
         for choice in range(num_choices):
             self.texts[new.request_id, choice] = list(emitted)
         self.engine.add(new)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), more=st.sampled_from([-3, 0, 1, 64, 160]))
+    def extend(self, data: st.DataObject, more: int) -> None:
+        """The fence moves up; a message that comes late, or twice, changes nothing."""
+        self._extend(data.draw(st.sampled_from(sorted(self.open))), more)
+
+    def _extend(self, request_id: str, more: int) -> None:
+        target = min(self.fences[request_id] + more, self.open[request_id].max_tokens)
+        self.fences[request_id] = max(self.fences[request_id], target)
+        self.engine.extend(request_id, target)
 
     @rule(count=st.integers(1, 30))
     def steps(self, count: int) -> None:
@@ -105,7 +121,8 @@ class EngineMachine(RuleBasedStateMachine):
         new = request(
             old.request_id,
             old.prompt_token_ids,
-            old.authorized_tokens,
+            old.max_tokens,
+            authorized=self.fences[old.request_id],
             sampling=old.sampling,
             key=old.key,
             tenant=old.tenant,
@@ -130,6 +147,7 @@ class EngineMachine(RuleBasedStateMachine):
         new = request(f"r{self.count}", [POISON, 1], 3)
         self.open[new.request_id] = new
         self.ended[new.request_id] = set()
+        self.fences[new.request_id] = new.authorized_tokens
         self.texts[new.request_id, 0] = []
         self.engine.add(new)
 
@@ -139,14 +157,26 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.stats.num_running <= 6
 
     def teardown(self) -> None:
-        for _ in range(5_000):
-            if not self.engine.has_work:
-                break
-            self._step()
+        self._run_to_the_end()
+        for request_id in list(self.open):
+            assert self._stands_at_its_fence(request_id)
+            self._extend(request_id, 1_000)
+        self._run_to_the_end()
         assert not self.engine.has_work, "a request never came to its end"
         assert self.open == {}
         assert self.engine.problems() == []
         assert self.engine.stats.free_kv_tokens == NUM_BLOCKS * 64
+
+    def _run_to_the_end(self) -> None:
+        for _ in range(5_000):
+            if not self.engine.has_work:
+                break
+            self._step()
+
+    def _stands_at_its_fence(self, request_id: str) -> bool:
+        open_choices = set(range(self.open[request_id].num_choices)) - self.ended[request_id]
+        texts = [self.texts[request_id, choice] for choice in open_choices]
+        return all(len(text) == self.fences[request_id] for text in texts)
 
     def _step(self) -> None:
         try:
@@ -165,7 +195,7 @@ class EngineMachine(RuleBasedStateMachine):
             for token in frame.token_ids:
                 assert token == next_token(new.prompt_token_ids + text)
                 text.append(token)
-            assert len(text) <= new.authorized_tokens, "the fence was passed"
+            assert len(text) <= self.fences[new.request_id], "the fence was passed"
             if frame.finish_reason is not None:
                 self.ended[new.request_id].add(frame.choice)
                 self._check_end(new, text, frame.finish_reason)
@@ -181,7 +211,7 @@ class EngineMachine(RuleBasedStateMachine):
         if reason == "stop":
             assert text[-1] in stop
         if reason == "length":
-            assert len(text) == new.authorized_tokens
+            assert len(text) == new.max_tokens
         if reason == "error":
             assert POISON in new.prompt_token_ids or self._was_beside_poison(new)
 

@@ -21,6 +21,7 @@ from engine.broker.worker import WorkerBroker
 from engine.messages import (
     Cancel,
     CostModel,
+    Extend,
     GenerateRequest,
     Heartbeat,
     StepFrames,
@@ -43,6 +44,7 @@ COST_MODEL = CostModel(
 @dataclass(slots=True)
 class _Sequence:
     request: GenerateRequest
+    fence: int
     num_emitted: int = 0
 
 
@@ -77,8 +79,10 @@ class NullEngine:
             for message in exchange.control:
                 if isinstance(message, Cancel) and self._running.pop(message.request_id, None):
                     self.broker.finish([message.request_id])
+                elif isinstance(message, Extend) and message.request_id in self._running:
+                    self._running[message.request_id].fence = message.authorized_tokens
             for request in exchange.requests:
-                self._running[request.request_id] = _Sequence(request)
+                self._running[request.request_id] = _Sequence(request, request.authorized_tokens)
                 heapq.heappush(self._due, (now_s, request.request_id))
             if not exchange.requests:
                 self._wait()
@@ -100,9 +104,12 @@ class NullEngine:
             sequence = self._running.get(request_id)
             if sequence is None:
                 continue
+            if sequence.num_emitted >= sequence.fence:
+                heapq.heappush(self._due, (now_s + STEP_S, request_id))
+                continue
             request, first_index = sequence.request, sequence.num_emitted
             sequence.num_emitted += 1
-            is_last = sequence.num_emitted == request.authorized_tokens
+            is_last = sequence.num_emitted == request.max_tokens
             frame = TokenFrame(
                 request_id=request_id,
                 attempt=request.attempt,

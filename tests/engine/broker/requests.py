@@ -24,6 +24,7 @@ def new_request(
         prompt_token_ids=prompt or [1, 2, 3],
         sampling=Sampling(temperature=0.0),
         authorized_tokens=16,
+        max_tokens=16,
         arrival_ms=0,
         key=key,
         weight=weight,

@@ -17,7 +17,7 @@ from engine.broker.keys import Keys
 from engine.broker.scripts import Argument, Script
 from engine.broker.settings import BrokerSettings
 from engine.broker.twin import BrokerTwin, LostRequest, TwinRequest
-from engine.messages import Cancel, StepFrames
+from engine.messages import Cancel, ControlMessage, Extend, StepFrames
 
 AGES = 10**9
 SETTINGS = BrokerSettings(lease_ms=AGES, unconfirmed_ms=AGES, node_ms=AGES, request_ms=AGES)
@@ -25,6 +25,7 @@ IDS = st.sampled_from([f"r{i}" for i in range(8)])
 TENANTS = st.sampled_from(["a", "b", "c"])
 WORKERS = st.sampled_from(["w1", "w2"])
 NODES = st.sampled_from(["n1", "n2"])
+FENCES = st.integers(1, 1000)
 SECONDS = st.sampled_from([0.0, 0.1, 0.7, 1.0, 3.3])
 
 
@@ -88,10 +89,15 @@ class TwinMachine(RuleBasedStateMachine):
         )
         assert bool(answer) == self.twin.submit(request, confirmed=confirmed)
 
-    @rule(request_id=IDS)
-    def confirm(self, request_id: str) -> None:
-        answer = self.run_script(scripts.CONFIRM, request_id)
-        assert bool(answer) == self.twin.confirm(request_id)
+    @rule(request_id=IDS, authorized=FENCES)
+    def confirm(self, request_id: str, authorized: int) -> None:
+        answer = self.run_script(scripts.CONFIRM, request_id, authorized)
+        assert bool(answer) == self.twin.confirm(request_id, authorized)
+
+    @rule(request_id=IDS, authorized=FENCES)
+    def extend(self, request_id: str, authorized: int) -> None:
+        answer = self.run_script(scripts.EXTEND, request_id, authorized)
+        assert bool(answer) == self.twin.extend(request_id, authorized)
 
     @rule(request_id=IDS)
     def cancel(self, request_id: str) -> None:
@@ -107,9 +113,11 @@ class TwinMachine(RuleBasedStateMachine):
     def take(self, worker: str, count: int, spare: int, waiting: list[str]) -> None:
         answer = self.run_script(scripts.TAKE, worker, count, AGES, spare, *waiting)
         taken = self.twin.take(worker, count, spare, waiting)
-        bodies = [word.decode().removeprefix("body of ") for word in answer[::2]]
+        bodies = [word.decode().removeprefix("body of ") for word in answer[::3]]
         assert bodies == [request.request_id for request in taken]
-        assert [int(word) for word in answer[1::2]] == [request.attempt for request in taken]
+        assert [int(word) for word in answer[1::3]] == [request.attempt for request in taken]
+        fences = [int(word) if word else None for word in answer[2::3]]
+        assert fences == [request.authorized for request in taken]
 
     @rule(worker=WORKERS, ids=st.lists(IDS, unique=True, min_size=1, max_size=3))
     def publish(self, worker: str, ids: list[str]) -> None:
@@ -208,8 +216,13 @@ class TwinMachine(RuleBasedStateMachine):
     def messages_are_equal(self) -> None:
         for worker in ("w1", "w2"):
             words = self.client.lrange(self.keys.control(worker), 0, -1)
-            cancels = [msgspec.msgpack.decode(word, type=Cancel) for word in words]
-            assert [(one.request_id, one.attempt) for one in cancels] == self.twin.cancels[worker]
+            told = [msgspec.msgpack.decode(word, type=ControlMessage) for word in words]
+            cancels = [(one.request_id, one.attempt) for one in told if isinstance(one, Cancel)]
+            assert cancels == self.twin.cancels[worker]
+            fences = [
+                (one.request_id, one.authorized_tokens) for one in told if isinstance(one, Extend)
+            ]
+            assert fences == self.twin.extensions[worker]
         for node in ("n1", "n2"):
             sent = {(lost.request_id, lost.attempt, lost.reason) for lost in self.lost_of(node)}
             expected = {
