@@ -72,6 +72,7 @@ class SmokeTest:
             prompt_token_ids=prompt,
             sampling=Sampling(temperature=0.0),
             authorized_tokens=NUM_TOKENS,
+            max_tokens=NUM_TOKENS,
             arrival_ms=utc_now_us() // 1_000,
             key=0.0,
         )
