@@ -31,7 +31,7 @@ test-fast: test-environment ## Without the slow, browser and end-to-end tests (a
 test-e2e: test-environment ## Only the end-to-end tests, against real processes and a browser
 	$(BIN)/pytest -m e2e $(TEST_FLAGS)
 
-test-clients: test-environment ## npm's openai and anthropic, Vercel's AI SDK, LangChain, LlamaIndex, LiteLLM (needs node)
+test-clients: test-environment ## npm's openai and anthropic, Vercel's AI SDK, LangChain, LlamaIndex, LiteLLM; schemathesis (needs node)
 	$(BIN)/pytest -m clients $(TEST_FLAGS)
 
 check: test-environment ## Formatting, lints, types, and the arrows between the folders

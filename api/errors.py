@@ -312,9 +312,18 @@ async def _answer_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = HTTP_MESSAGES.get(error.status_code, str(error.detail))
     headers = dict(error.headers or {})
+    if error.status_code == 405 and (methods := _methods_of(request)):
+        headers["Allow"] = ", ".join(methods)
     return ErrorAnswer(
         error.status_code, message, "invalid_request_error", headers=headers
     ).response(request.scope)
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Every method of the address: FastAPI names those of one of its routes."""
+    path = getattr(request.scope.get("route"), "path_format", "")
+    operations = request.app.openapi()["paths"].get(path, {})
+    return sorted(method.upper() for method in operations)
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:

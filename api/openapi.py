@@ -6,6 +6,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from api import examples
+
 REFERENCE = "#/components/schemas/{model}"
 
 ERROR_SCHEMA = {
@@ -27,6 +29,12 @@ ERROR_SCHEMA = {
     },
 }
 
+EVENT_SCHEMA = {
+    "type": "object",
+    "description": "Each event; `data` is a chunk in JSON, or `[DONE]`.",
+    "required": ["data"],
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+}
 ANTHROPIC_ERROR = "AnthropicError"
 ANTHROPIC_ERROR_SCHEMA = {
     "type": "object",
@@ -54,8 +62,18 @@ ERRORS = {
     403: "The key or its organization may not do this.",
     404: "There is no such thing, or it is not yours.",
     413: "The body is too long.",
+    415: "The body is compressed; send it as it is.",
     429: "Too many sign-ups from this network. Inference is never refused for its rate.",
     503: "A part of this service is out of reach; nothing was charged.",
+}
+
+
+TAGS = {
+    "inference": "Tokens in, tokens out, in the protocols of OpenAI and Anthropic.",
+    "models": "What may be called, and what it costs.",
+    "account": "Credit, keys, budgets and usage of your organization.",
+    "administration": "For operators of the platform.",
+    "service": "Is it up?",
 }
 
 
@@ -101,15 +119,17 @@ def _describe(application: FastAPI) -> dict[str, Any]:
     schemas = components.setdefault("schemas", {})
     schemas["Error"] = ERROR_SCHEMA
     schemas[ANTHROPIC_ERROR] = ANTHROPIC_ERROR_SCHEMA
-    for path in document["paths"].values():
-        for operation in path.values():
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
             _hoist_body(operation, schemas)
             # FastAPI announces its own 422, which this API never sends.
             operation["responses"].pop("422", None)
+            _add_examples(path, operation)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"bearer": []}]
+    document["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
     return document
 
 
@@ -121,3 +141,25 @@ def _hoist_body(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
     schemas.update(schema.pop("$defs", {}))
     schemas[schema["title"]] = schema
     content["schema"] = {"$ref": REFERENCE.format(model=schema["title"])}
+
+
+def _add_examples(path: str, operation: dict[str, Any]) -> None:
+    """What to send, what comes back, the events of a stream, and every error.
+
+    Added here and not at the routes, because FastAPI leaves out what is null.
+    """
+    if path in examples.REQUESTS:
+        operation["requestBody"]["content"]["application/json"]["example"] = examples.REQUESTS[path]
+    content = operation["responses"].get("200", {}).get("content", {})
+    if path in examples.ANSWERS:
+        content["application/json"]["example"] = examples.ANSWERS[path]
+    if path in examples.STREAMS:
+        content["text/event-stream"] = {
+            "schema": EVENT_SCHEMA,
+            "example": examples.STREAMS[path],
+        }
+    for status, told in operation["responses"].items():
+        if not status.startswith("2"):
+            content = told["content"]["application/json"]
+            is_anthropic = content["schema"]["$ref"] == REFERENCE.format(model=ANTHROPIC_ERROR)
+            content["example"] = examples.failure(int(status), is_anthropic=is_anthropic)

@@ -6,8 +6,9 @@ opens what both need, once, and closes it after the last request.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import structlog
 import uvicorn
@@ -83,13 +84,16 @@ class Platform:
             payments = Payments(stripe) if stripe.is_on else None
             if payments is not None:
                 stack.push_async_callback(payments.close)
-            self._web = create_web(_web_services(services, redis, payments))
+            document = self._api.openapi()
+            self._web = create_web(_web_services(services, redis, payments, document))
             if self._infra.metrics_port:
                 await stack.enter_async_context(_metrics_server(services, self._infra))
             yield
 
 
-def _web_services(services: Services, redis: Redis, payments: Payments | None) -> WebServices:
+def _web_services(
+    services: Services, redis: Redis, payments: Payments | None, document: Mapping[str, Any]
+) -> WebServices:
     return WebServices(
         sessions=services.sessions,
         redis=redis,
@@ -102,6 +106,7 @@ def _web_services(services: Services, redis: Redis, payments: Payments | None) -
         broker=services.broker,
         payments=payments,
         clock=services.clock,
+        api_document=document,
     )
 
 

@@ -1,11 +1,15 @@
 """Numbers and times as the pages print them: exact, in UTC, never 0 for something unmeasured."""
 
+import re
 from decimal import Decimal
+
+from markupsafe import Markup, escape
 
 from billing.money import NanoUsd, format_usd
 from common.clock import MICROSECONDS_PER_SECOND, to_datetime
 
 UNMEASURED = "\N{EN DASH}"
+TICKED = re.compile("`([^`]+)`")
 
 
 def dollars_and_rest(amount: NanoUsd) -> tuple[str, str]:
@@ -100,3 +104,8 @@ def wait(seconds: int) -> str:
         return f"{max(seconds, 1)} second" + ("" if seconds <= 1 else "s")
     minutes = -(-seconds // 60)
     return f"{minutes} minutes"
+
+
+def marked(text: str) -> Markup:
+    """Text with `code` between ticks, as our docstrings have it."""
+    return Markup(TICKED.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped just now

@@ -44,6 +44,7 @@ class Pages:
             "timestamp": formatting.timestamp,
             "iso": formatting.iso_timestamp,
             "day": formatting.day,
+            "marked": formatting.marked,
         }
         self._environment.globals |= {
             "static": static.url,

@@ -1,6 +1,8 @@
 """What the pages need from the rest of the platform, handed to `web.app.create_app`."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from redis.asyncio import Redis
 
@@ -34,3 +36,5 @@ class WebServices:
     payments: Payments | None = None
     """None: payments are not set up on this machine."""
     clock: Clock = utc_now_us
+    api_document: Mapping[str, Any] = field(default_factory=lambda: {"paths": {}})
+    """The API's OpenAPI document, which `/docs/api` shows."""

@@ -17,7 +17,7 @@ router = APIRouter(tags=["inference"], route_class=DirectRoute)
 
 @router.post(
     "/v1/chat/completions",
-    responses=errors(400, 401, 402, 403, 404, 413, 503),
+    responses=errors(400, 401, 402, 403, 404, 413, 415, 503),
     openapi_extra=body_of(ChatCompletionBody),
 )
 async def create_chat_completion(

@@ -25,7 +25,7 @@ async def list_keys(services: ServicesDependency, principal: AccountCaller) -> K
 @router.post(
     "/v1/keys",
     status_code=201,
-    responses=errors(400, 401, 403),
+    responses=errors(400, 401, 403, 404),
     openapi_extra=body_of(NewKeyBody),
 )
 async def issue_key(

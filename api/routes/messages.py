@@ -25,7 +25,7 @@ class TokenCount(ResponseBody):
 
 @router.post(
     "/v1/messages",
-    responses=errors(400, 401, 402, 403, 404, 413, 503, form=ANTHROPIC_ERROR),
+    responses=errors(400, 401, 402, 403, 404, 413, 415, 503, form=ANTHROPIC_ERROR),
     openapi_extra=body_of(MessagesBody),
 )
 async def create_message(
@@ -46,7 +46,7 @@ def limits_of(body: MessagesBody) -> Limits:
 
 @counting.post(
     "/v1/messages/count_tokens",
-    responses=errors(400, 401, 403, 404, 413, form=ANTHROPIC_ERROR),
+    responses=errors(400, 401, 403, 404, 413, 415, form=ANTHROPIC_ERROR),
     openapi_extra=body_of(CountTokensBody),
 )
 async def count_tokens(

@@ -54,7 +54,7 @@ class Quote(ResponseBody):
 
 @router.post(
     "/v1/quote",
-    responses=errors(400, 401, 403, 404, 413, 503),
+    responses=errors(400, 401, 403, 404, 413, 415, 503),
     openapi_extra=body_of(AnyBody),
 )
 async def create_quote(

@@ -20,7 +20,7 @@ router = APIRouter(tags=["inference"], route_class=DirectRoute)
 
 @router.post(
     "/v1/responses",
-    responses=errors(400, 401, 402, 403, 404, 413, 503),
+    responses=errors(400, 401, 402, 403, 404, 413, 415, 503),
     openapi_extra=body_of(ResponsesBody),
 )
 async def create_response(

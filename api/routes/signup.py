@@ -15,7 +15,7 @@ router = APIRouter(tags=["account"])
 @router.post(
     "/v1/signup",
     status_code=201,
-    responses=errors(400, 413, 429, 503),
+    responses=errors(400, 413, 415, 429, 503),
     openapi_extra=body_of(SignUpBody) | {"security": []},
 )
 async def sign_up(request: Request, services: ServicesDependency) -> SignUpAnswer:

@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import JSONResponse, Response
@@ -22,6 +22,9 @@ from common.db import read_only
 router = APIRouter(tags=["account"])
 
 Format = Literal["json", "csv"]
+AS_CSV: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/csv": {"schema": {"type": "string"}}}}
+}
 Row = Mapping[str, str | int | None]
 
 
@@ -38,7 +41,7 @@ def period(
 PeriodDependency = Annotated[Period, Depends(period)]
 
 
-@router.get("/v1/usage/statement", responses=errors(400, 401))
+@router.get("/v1/usage/statement", responses=AS_CSV | errors(400, 401))
 async def get_statement(
     services: ServicesDependency,
     principal: AnyCaller,
@@ -55,7 +58,7 @@ async def get_statement(
     return _answer([_line(group_by, line) for line in lines], format, total=format_usd(total))
 
 
-@router.get("/v1/usage/requests", responses=errors(400, 401))
+@router.get("/v1/usage/requests", responses=AS_CSV | errors(400, 401))
 async def get_requests(
     services: ServicesDependency,
     principal: AnyCaller,
@@ -72,7 +75,7 @@ async def get_requests(
     return _answer([_request(record, price) for record, price in found], format)
 
 
-@router.get("/v1/credits/ledger", responses=errors(400, 401))
+@router.get("/v1/credits/ledger", responses=AS_CSV | errors(400, 401))
 async def get_ledger(
     services: ServicesDependency,
     principal: AnyCaller,

@@ -15,7 +15,13 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 class RequestBody(BaseModel):
     """Base of everything that is read from a body."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(
+        strict=True,
+        extra="ignore",
+        allow_inf_nan=False,
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
 
     @model_validator(mode="before")
     @classmethod

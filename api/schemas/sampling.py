@@ -35,22 +35,35 @@ class SamplingBody(RequestBody):
         min_length=1, max_length=300, examples=["HuggingFaceTB/SmolLM2-135M-Instruct"]
     )
     stream: bool = False
+    """Send tokens as server-sent events, as they are made."""
     temperature: float = Field(default=1.0, ge=0, le=2)
+    """0 is greedy: the same prompt gives the same text."""
     top_p: float = Field(default=1.0, ge=0, le=1)
+    """Sample from the most likely tokens that make up this much probability."""
     top_k: int = Field(default=0, ge=-1, le=INT32_MAX)
+    """Sample from so many tokens; 0 or -1: from all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
+    """Leave out what is less likely than this part of the most likely token."""
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Taken from a token's logit for each time that it was generated."""
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Taken from a token's logit once it was generated."""
     repetition_penalty: float = Field(default=1.0, gt=0, le=10)
+    """Divides the logits of tokens of the prompt and the answer; 1 is off."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         default=None, max_length=NUM_BIASES_MAX
     )
+    """Token ids, as strings, to what is added to their logits: 100 forces, -100 forbids."""
     seed: int | None = Field(default=None, ge=INT64_MIN, le=INT64_MAX)
+    """The same seed and parameters give the same text, whatever else is running."""
     stop_token_ids: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] = Field(
         default=[], max_length=NUM_STOPS_MAX
     )
+    """Ids that end the answer beside the model's own."""
     min_tokens: int = Field(default=0, ge=0, le=INT32_MAX)
+    """The answer does not end before so many tokens."""
     ignore_eos: bool = False
+    """Go on past the model's own end, to the limit."""
 
     @field_validator("logit_bias", mode="after")
     @classmethod

@@ -4,9 +4,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from common.db import read_only
+from web import reference
 from web.dependencies import CurrentVisitor, Services
 from web.pages import get_pages
 from web.routes.examples import example_request
+from web.snippets import base_url
 
 router = APIRouter()
 
@@ -19,3 +21,15 @@ async def show_quickstart(
     async with read_only(services.sessions) as session:
         snippets = await example_request(request, services, session)
     return get_pages(request).render(request, "quickstart.html", visitor, snippets=snippets)
+
+
+@router.api_route("/docs/api", methods=["GET", "HEAD"])
+async def show_reference(request: Request, services: Services, visitor: CurrentVisitor) -> Response:
+    """Every address of the API, from its own description."""
+    return get_pages(request).render(
+        request,
+        "reference.html",
+        visitor,
+        groups=reference.groups(services.api_document),
+        base_url=base_url(request, services.web_settings),
+    )

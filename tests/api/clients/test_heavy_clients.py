@@ -42,7 +42,7 @@ async def run(*command: str, cwd: Path) -> str:
         *command, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     output, errors = await process.communicate()
-    assert process.returncode == 0, errors.decode()[-3_000:]
+    assert process.returncode == 0, (output + errors).decode()[-30_000:]
     return output.decode()
 
 
