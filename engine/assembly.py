@@ -1,5 +1,7 @@
 """From settings to a scheduler: one way for the engine and for the simulator."""
 
+from dataclasses import replace
+
 from engine.block_manager import BlockManager
 from engine.cost_model import affordable_tokens
 from engine.messages import CostModel
@@ -20,12 +22,16 @@ def create_scheduler(
     context_length: int,
     cost_model: CostModel | None,
     policy: PlanFunction = plan,
+    is_whole: bool = False,
 ) -> Scheduler:
-    """A scheduler with empty queues over `num_blocks` free blocks."""
+    """A scheduler with empty queues over `num_blocks` free blocks.
+
+    `is_whole`: its model computes a prompt in one step, and no part of one.
+    """
     blocks = BlockManager(num_blocks, BLOCK_SIZE, is_prefix_cache_on=settings.is_prefix_cache_on)
     max_blocks = min(blocks.blocks_for(context_length), num_blocks)
     slots = SlotTable(settings.max_running, max_blocks)
-    limits = limits_of(settings, cost_model)
+    limits = replace(limits_of(settings, cost_model), is_whole=is_whole)
     return Scheduler(blocks, slots, limits, cost_model, policy=policy)
 
 

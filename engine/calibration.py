@@ -31,6 +31,9 @@ PREFILL_LENS = {"cpu": (16, 64, 128, 512), "cuda": (16, 64, 256, 1024, 2048)}
 DECODE_BATCHES = {"cpu": (1, 4, 16, 64), "cuda": (1, 8, 32, 128)}
 DECODE_CONTEXTS = {"cpu": ((8, 512), (32, 512)), "cuda": ((16, 1024), (64, 1024))}
 """(batch, context), beside those of one block: they tell what reading keys and values takes."""
+WHOLE_BATCHES = ((8, 16), (4, 64), (32, 16))
+"""(batch, tokens) of whole prompts, for models that cannot decode without their past: without them
+nothing would tell what one more prompt takes from what the step itself does."""
 CHUNK = (128, 640)
 """(tokens, context) of a chunk in the middle of a prompt."""
 BLOCK_SIZE = 64
@@ -95,9 +98,12 @@ def fit_cost_model(
     `alone` is entered for each: other models of this process have their turns in between.
     """
     context_length = model.spec.context_length
+    steps = _steps(model.device.type)
+    if not model.spec.shares_blocks:
+        steps += [_Step([length] * batch, [length] * batch) for batch, length in WHOLE_BATCHES]
     measured = [
         MeasuredStep(step.work, _best_s(_runner(model, kv_cache, step), alone))
-        for step in _steps(model.device.type)
+        for step in steps
         if step.num_blocks <= num_blocks and max(step.context_lens) <= context_length
         # where a decode needs the past that its own cache holds, whole prompts must do
         if model.spec.shares_blocks or step.query_lens == step.context_lens

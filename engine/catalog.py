@@ -15,6 +15,7 @@ from common.db import Base
 from common.errors import PlatformError
 from common.ids import new_id
 from engine.errors import ModelNotFound
+from engine.pooling import ModelKind
 
 ModelState = Literal["live", "draining", "removed"]
 RequestStatus = Literal["open", "hosted", "declined"]
@@ -44,6 +45,8 @@ class HostedModel(Base):
     context_length: Mapped[int]
     dtype: Mapped[str] = mapped_column(String(16))
     description: Mapped[str] = mapped_column(String(1000))
+    kind: Mapped[str] = mapped_column(String(16))
+    """What it answers with: see `engine.pooling.ModelKind`."""
     state: Mapped[str] = mapped_column(String(16))
     created_at: Mapped[int] = mapped_column(BigInteger)
 
@@ -76,6 +79,7 @@ async def add_model(
     context_length: int,
     dtype: str,
     description: str = "",
+    kind: ModelKind = "generate",
 ) -> HostedModel:
     """Host a model, or host it anew from another path or revision."""
     model = await session.scalar(select(HostedModel).where(HostedModel.name == name))
@@ -88,6 +92,7 @@ async def add_model(
     model.context_length = context_length
     model.dtype = dtype
     model.description = description
+    model.kind = kind
     model.state = "live"
     await session.flush()
     return model

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
@@ -26,12 +26,13 @@ from engine.messages import (
     TokenFrame,
     TokenLogprob,
 )
-from engine.model_runner import ModelRunner
+from engine.models.model import Model
 from engine.planner import PlanFunction, plan
 from engine.sampler import Sampled
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
+from engine.slots import SlotTable
 from engine.step_meter import NO_STEPS, StepMeter, StepTotals
 from engine.waits import WaitLedger
 
@@ -84,12 +85,29 @@ class EngineStats:
     is_prediction_trusted: bool = False
 
 
+class Runner(Protocol):
+    """What computes a step."""
+
+    @property
+    def model(self) -> Model:
+        """The model that it runs."""
+
+    @property
+    def is_pooling(self) -> bool:
+        """Whether it answers whole prompts with vectors, and never with tokens."""
+
+    def run(
+        self, batch: StepBatch, slots: SlotTable, adjusted: list[tuple[int, Sequence]]
+    ) -> Sampled:
+        """Compute the batch, and what is wanted of its sample rows."""
+
+
 class Engine:
     """Continuous batching over one model. See the module docstring."""
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner,
         settings: EngineSettings,
         num_blocks: int,
         *,
@@ -270,7 +288,28 @@ class Engine:
         logprobs = sampled.logprobs
         for row, sequence, token in zip(rows.tolist(), sequences, tokens.tolist(), strict=True):
             self._accept(sequence, token, logprobs.get(row), now_us)
+        for slot, vector in zip(batch.sample_slots.tolist(), sampled.vectors, strict=False):
+            self._answer(self._scheduler.in_slot(slot), vector, now_us)
         return self._hand_over()
+
+    def _answer(self, sequence: Sequence, vector: bytes | None, now_us: int) -> None:
+        """A pooled prompt is done with one frame."""
+        if vector is None:
+            self._end(sequence, "error", error="the model computed no finite vector")
+            return
+        sequence.first_token_us = now_us
+        request = sequence.request
+        frame = TokenFrame(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            first_index=0,
+            token_ids=(),
+            finish_reason="stop",
+            timing=self._timing(sequence),
+            vector=vector,
+        )
+        self._say(request.node, frame)
+        self._close(sequence)
 
     def _end_failed(self, batch: StepBatch, sampled: Sampled) -> None:
         """End the sequences whose logits were not finite."""
@@ -419,6 +458,9 @@ class Engine:
             "a token id is outside the vocabulary": (
                 min(known, default=0) < 0 or max(known, default=0) >= self.vocab_size
             ),
+            "the model answers with another kind of output": (
+                request.is_pooled != self._runner.is_pooling
+            ),
             "nothing was asked for": request.authorized_tokens < 1 or request.num_choices < 1,
             "not every choice says what it has emitted": (
                 bool(emitted) and len(emitted) != request.num_choices
@@ -437,4 +479,5 @@ class Engine:
             context_length=self.context_length,
             cost_model=self.cost_model,
             policy=self._policy,
+            is_whole=self._runner.is_pooling,
         )

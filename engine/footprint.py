@@ -10,9 +10,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from engine.context import context_length
 from engine.errors import ModelRefused
-from engine.models.context import context_length
+from engine.pooling import read_pooling
 
+FP32_BYTES = 4
+"""Models that pool are computed in it."""
 HEADER_BYTES_MAX = 100_000_000
 """safetensors' own limit."""
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "num_attention_heads")
@@ -47,6 +50,9 @@ def read_footprint(directory: Path, bytes_per_element: int) -> Footprint:
     num_parameters = sum(_num_parameters(path) for path in sorted(directory.glob("*.safetensors")))
     if num_parameters == 0:
         raise ModelRefused(f"{directory} holds no weights as safetensors")
+    pooling = read_pooling(directory)
+    if pooling is not None:
+        return Footprint(num_parameters, pooling.max_tokens, num_parameters * FP32_BYTES, 0)
     return Footprint(
         num_parameters=num_parameters,
         context_length=context_length(config),

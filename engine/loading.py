@@ -1,5 +1,6 @@
 """From a directory and the settings to an engine that is ready to run."""
 
+import importlib
 import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -10,15 +11,16 @@ import torch
 from engine.assembly import BLOCK_SIZE
 from engine.calibration import ALONE, choose_dtype, fit_cost_model, warm_up
 from engine.calibration_cache import calibrated, fingerprint
-from engine.engine import Engine
+from engine.engine import Engine, Runner
 from engine.errors import ModelRefused
 from engine.memory_budget import free_bytes
 from engine.model_runner import ModelRunner
 from engine.models.choice import load_model
-from engine.models.model import ModelSpec
+from engine.models.model import KVBlocks, ModelSpec
 from engine.models.report import LoadReport
 from engine.models.text_files import has_chat_template, refuse_without_tokenizer
 from engine.planner import PlanFunction, plan
+from engine.pooling import Pooling, read_pooling
 from engine.settings import EngineSettings
 from kernels.cpu import library
 
@@ -57,6 +59,9 @@ def load_engine(
     # Beside the compiled kernels, whose own threads do the work, torch's threads only disturb: one
     # made decode steps 26 % shorter at batch 8, 12 % at 64, and prefill 4 % (two cores, bf16).
     torch.set_num_threads(1 if library.active() else num_threads(settings))
+    pooling = read_pooling(directory)
+    if pooling is not None:
+        return _load_pooled(directory, pooling, settings, device, policy, alone)
     settings = with_dtype(settings)
     dtype = DTYPES[settings.dtype]
     if settings.quantization != "none" and (device.type != "cpu" or library.active() is None):
@@ -73,22 +78,67 @@ def load_engine(
     num_blocks, max_running = _capacity(model.spec, settings, pool_bytes)
     settings = settings.model_copy(update={"max_running": max_running})
     runner = ModelRunner(model, num_blocks)
-    cost_model, is_remembered = calibrated(
-        settings.calibration_cache,
-        fingerprint(
-            directory,
-            dtype=dtype,
-            device=device,
-            num_threads=num_threads(settings),
-            kernels=f"{_kernels_name()}, quantization {settings.quantization}",
-        ),
-        lambda: fit_cost_model(model, runner.kv_cache, num_blocks, alone=alone),
-    )
-    if is_remembered:
-        warm_up(model, runner.kv_cache, num_blocks, alone=alone)
-    engine = Engine(runner, settings, num_blocks, cost_model=cost_model, policy=policy)
     report = replace(report, has_chat_template=has_chat_template(directory))
-    return LoadedEngine(engine, report, settings.dtype, torch.get_num_threads())
+    machine = _Machine(directory, device, settings, alone)
+    return machine.engine(runner, runner.kv_cache, num_blocks, report, policy)
+
+
+def _load_pooled(
+    directory: Path,
+    pooling: Pooling,
+    settings: EngineSettings,
+    device: torch.device,
+    policy: PlanFunction,
+    alone: AbstractContextManager[None],
+) -> LoadedEngine:
+    """An engine of vectors, in fp32 whatever the settings say of models that write.
+
+    Vectors are kept for years, and compared with those that other machines computed.
+    """
+    settings = settings.model_copy(update={"dtype": "fp32", "quantization": "none"})
+    torch.set_num_threads(num_threads(settings))
+    loading = importlib.import_module("engine.models.pooled_loading")  # takes seconds
+    model, report = loading.load_pooled(directory, pooling, device)
+    runner = importlib.import_module("engine.pooling_runner").PoolingRunner(model)
+    num_blocks, _ = _capacity(model.spec, settings, 0)
+    machine = _Machine(directory, device, settings, alone)
+    return machine.engine(runner, runner.kv_cache, num_blocks, report, policy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """Where a model was loaded, and how."""
+
+    directory: Path
+    device: torch.device
+    settings: EngineSettings
+    alone: AbstractContextManager[None]
+
+    def engine(
+        self,
+        runner: Runner,
+        kv_cache: KVBlocks,
+        num_blocks: int,
+        report: LoadReport,
+        policy: PlanFunction,
+    ) -> LoadedEngine:
+        """Calibrate, and make the engine."""
+        settings, model, alone = self.settings, runner.model, self.alone
+        cost_model, is_remembered = calibrated(
+            settings.calibration_cache,
+            fingerprint(
+                self.directory,
+                dtype=DTYPES[settings.dtype],
+                device=self.device,
+                num_threads=num_threads(settings),
+                kernels=f"{_kernels_name()}, quantization {settings.quantization}",
+            ),
+            lambda: fit_cost_model(model, kv_cache, num_blocks, alone=alone),
+        )
+        if is_remembered:
+            warm_up(model, kv_cache, num_blocks, alone=alone)
+        engine = Engine(runner, settings, num_blocks, cost_model=cost_model, policy=policy)
+        return LoadedEngine(engine, report, settings.dtype, torch.get_num_threads())
 
 
 def with_dtype(settings: EngineSettings) -> EngineSettings:

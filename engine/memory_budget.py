@@ -48,14 +48,16 @@ class MemoryBudget:
     def needed_bytes(self, footprint: Footprint) -> int:
         """What a model must be able to get: its weights, and room for one whole context."""
         pool = self._settings.kv_cache_mib * MIB
+        if not footprint.kv_bytes_per_token:
+            return footprint.weight_bytes
         return footprint.weight_bytes + (pool or max(MIN_POOL_BYTES, footprint.context_bytes))
 
     def grant(self, name: str, footprint: Footprint, *, is_cpu: bool) -> Grant:
         """Give a model its weights and a pool of what is left then; it may be a small one."""
         settings = self._settings
         left = max(MIN_POOL_BYTES, self.free_bytes - footprint.weight_bytes)
-        pool = settings.kv_cache_mib * MIB
-        if not pool:
+        pool = settings.kv_cache_mib * MIB if footprint.kv_bytes_per_token else 0
+        if not pool and footprint.kv_bytes_per_token:
             pool = max(int(settings.kv_cache_share * left), min(left, footprint.context_bytes))
             if is_cpu:
                 pool = min(pool, settings.kv_cache_mib_max * MIB)

@@ -81,6 +81,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     ended_choices: tuple[int, ...] = ()
     """Choices that were complete before that; with `emitted_token_ids` only."""
     structure: Structure | None = None
+    is_pooled: bool = False
+    """Asks for a vector of the prompt and for no token; see `TokenFrame.vector`."""
+    second_text_at: int = 0
+    """Where the second text of a pair begins in the prompt, if the model tells them apart."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -158,6 +162,8 @@ class TokenFrame(msgspec.Struct, frozen=True, omit_defaults=True):
     """Prompt tokens served from the prefix cache; on the first frame of a request."""
     timing: Timing | None = None
     """On the first and on the last frame of each choice."""
+    vector: bytes | None = None
+    """The whole answer of a model that pools: fp32, little-endian."""
 
 
 class StepFrames(msgspec.Struct, frozen=True, tag=True):

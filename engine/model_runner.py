@@ -15,6 +15,8 @@ from kernels.attention_metadata import AttentionMetadata
 class ModelRunner:
     """A model with its KV cache. Knows tensors; knows nothing of requests but their sampling."""
 
+    is_pooling = False
+
     def __init__(self, model: Model, num_blocks: int) -> None:
         self.model = model
         self.kv_cache = model.create_kv_cache(num_blocks)

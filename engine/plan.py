@@ -25,6 +25,8 @@ class Limits:
     paused_share: float
     backfill_lock_s: float
     num_kept_slots: int
+    is_whole: bool = False
+    """A prompt is computed in one step: the model keeps nothing between two."""
 
 
 class PrefillState(NamedTuple):

@@ -123,7 +123,6 @@ class _PrefillHalf:
         """The chunks of this step, most urgent first."""
         chunks: list[Chunk] = []
         prefills = self.state.prefills
-        block_size = self.limits.block_size
         is_locked = False
         least_locked_s = inf
         keys = [prefill.key for prefill in prefills]
@@ -138,7 +137,7 @@ class _PrefillHalf:
                     is_locked = prefill.waited_s > self.limits.backfill_lock_s
                     least_locked_s = min(least_locked_s, prefill.surplus_s)
                     continue
-            if self.num_fitting < min(prefill.num_remaining, block_size):
+            if self.num_fitting < self._least_tokens(prefill, is_first=not chunks):
                 continue  # neither the rest of its prompt nor a whole block
             num_tokens = self._chunk_tokens(prefill, is_first=not chunks)
             if num_tokens <= 0 or not self._may_pause(prefill, num_tokens):
@@ -149,6 +148,12 @@ class _PrefillHalf:
             chunks.append(Chunk(index, num_tokens))
             self._spend(prefill, num_tokens, cost)
         return chunks
+
+    def _least_tokens(self, prefill: PrefillState, *, is_first: bool) -> int:
+        """What must fit for a turn; where nothing is cut, the first one takes it anyway."""
+        if self.limits.is_whole:
+            return 1 if is_first else prefill.num_remaining
+        return min(prefill.num_remaining, self.limits.block_size)
 
     def _fits(self, prefill: PrefillState) -> bool:
         if self.is_machine_empty:
@@ -201,6 +206,8 @@ class _PrefillHalf:
         most = min(prefill.num_remaining, self.num_tokens_left, room)
         num_tokens = self._affordable_tokens(prefill, most)
         if num_tokens < prefill.num_remaining:
+            if self.limits.is_whole:
+                return prefill.num_remaining if is_first else 0
             num_tokens -= (prefill.num_computed + num_tokens) % size
         if is_first:  # a step that predicts too long still makes progress
             num_tokens = max(num_tokens, min(most, size))

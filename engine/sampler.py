@@ -24,9 +24,12 @@ class Sampled:
     token_ids: NDArray[np.int64]
     logprobs: dict[int, TokenLogprob]
     """By row, for those that want them."""
+    vectors: tuple[bytes | None, ...] = ()
+    """What a model that pools answers in the place of tokens, by sample row: fp32, little-endian."""
 
 
-NOTHING_SAMPLED = Sampled(np.zeros(0, dtype=np.int64), {})
+NO_TOKENS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+NOTHING_SAMPLED = Sampled(NO_TOKENS, {})
 
 
 def sample_step(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from engine.context import context_length
 from engine.errors import ModelRefused
 from engine.models.checkpoint import read_json
-from engine.models.context import context_length
 from engine.models.dry_run import NotHookable, record_attention
 from engine.models.hooked import HookedModel
 from engine.models.model import Model

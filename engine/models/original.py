@@ -22,13 +22,32 @@ MAX_SENTENCE = 300
 
 def load_original(directory: Path, dtype: torch.dtype, device: torch.device) -> Original:
     """The model in evaluation mode. Raises ModelRefused with one clear sentence."""
+    model_type = read_json(directory / "config.json").get("model_type")
+    if model_type in CONFIG_MAPPING and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelRefused(f"{model_type} is not a text-generation architecture")
+    return build(AutoModelForCausalLM, directory, dtype, device)
+
+
+def build(
+    auto: Any,
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_headless: bool = False,
+) -> Original:
+    """The model that one of transformers' auto classes makes of a checkpoint.
+
+    `is_headless`: what computes something of the hidden states may be there or not, it is not used.
+    Raises ModelRefused with one clear sentence.
+    """
     config = read_json(directory / "config.json")
     refuse_quantised(config)
     _refuse_unknown(config)
     Checkpoint(directory)  # every shard is there and readable
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers has no types
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # nor here
-    load: Any = AutoModelForCausalLM.from_pretrained
+    load: Any = auto.from_pretrained
     try:
         model, loaded = load(
             directory,
@@ -41,7 +60,7 @@ def load_original(directory: Path, dtype: torch.dtype, device: torch.device) -> 
         )
     except Exception as fault:
         raise ModelRefused(f"transformers cannot build this model: {one_line(fault)}") from fault
-    _refuse_incomplete(loaded)
+    _refuse_incomplete(loaded, _heads(model, loaded) if is_headless else frozenset())
     model.requires_grad_(False)
     return model.eval().to(device)
 
@@ -67,19 +86,26 @@ def _refuse_unknown(config: dict[str, Any]) -> None:
         raise ModelRefused(
             f"the architecture {model_type} is unknown to transformers {__version__}"
         )
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise ModelRefused(f"{model_type} is not a text-generation architecture")
 
 
-def _refuse_incomplete(loaded: dict[str, Any]) -> None:
+def _heads(model: Original, loaded: dict[str, Any]) -> frozenset[str]:
+    """Tensors of parts that the body of a model has not, and of the pooler that few are saved with."""
+    body = {name for name, _ in model.named_children()} - {"pooler"}
+    names = {*loaded["missing_keys"], *loaded["unexpected_keys"]}
+    prefix = f"{model.base_model_prefix}."
+    return frozenset(n for n in names if n.removeprefix(prefix).split(".")[0] not in body)
+
+
+def _refuse_incomplete(loaded: dict[str, Any], ignored: frozenset[str]) -> None:
     for name, found, expected in sorted(loaded["mismatched_keys"]):
         raise ModelRefused(
             f"the tensor {name} has shape {tuple(found)}, the config says {tuple(expected)}"
         )
-    if missing := sorted(loaded["missing_keys"]):
+    if missing := sorted(set(loaded["missing_keys"]) - ignored):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelRefused(f"the checkpoint lacks the tensor {missing[0]}{more}")
-    unread = sorted(n for n in loaded["unexpected_keys"] if not n.endswith(IGNORED_SUFFIXES))
+    unexpected = set(loaded["unexpected_keys"]) - ignored
+    unread = sorted(name for name in unexpected if not name.endswith(IGNORED_SUFFIXES))
     if unread:
         names = ", ".join(unread[:3])
         raise ModelRefused(

@@ -137,6 +137,7 @@ class Additions:
                 context_length=facts.context_length,
                 dtype=facts.dtype,
                 description=addition.description,
+                kind=facts.kind,
             )
             await catalog.answer_requests(session, hosting.name)
             await additions.note(

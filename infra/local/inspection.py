@@ -41,6 +41,8 @@ def inspect(directory: Path, licence: str, beats: Sequence[Heartbeat]) -> Inspec
         raise ModelRefused(f"quantised checkpoints ({method}) are not supported yet")
     licence = licence or read_licence(directory)
     dtype = next((beat.dtype for beat in beats if beat.dtype), "fp32")
+    if facts.kind != "generate":
+        dtype = "fp32"  # as the engine loads what pools
     footprint = read_footprint(directory, BYTES_PER_ELEMENT[dtype])
     return Inspection(facts, footprint, licence, _fit(footprint, dtype, beats))
 
@@ -89,6 +91,8 @@ def _fit(footprint: Footprint, dtype: str, beats: Sequence[Heartbeat]) -> str:
             f"it does not fit: {size}, {_size(needed)} with one whole context;"
             f" a worker has {_size(total)}"
         )
+    if not footprint.kv_bytes_per_token:
+        return f"{size}: an input is computed in one step, and nothing of it is kept"
     has_room = needed <= free
     pool = (free if has_room else total) - footprint.weight_bytes
     length = min(footprint.context_length, SHOWN_TOKENS)

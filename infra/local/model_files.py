@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.context import context_length
 from engine.errors import ModelRefused
-from engine.models.context import context_length
+from engine.pooling import ModelKind, read_pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class ModelFacts:
     revision: str
     """A short fingerprint of the configuration and the sizes of the weights."""
     weight_bytes: int
+    kind: ModelKind
 
 
 def read_model_facts(directory: Path) -> ModelFacts:
@@ -30,15 +32,17 @@ def read_model_facts(directory: Path) -> ModelFacts:
     weights = sorted(directory.glob("*.safetensors"))
     if not weights:
         raise ModelRefused(f"{directory} has no *.safetensors; other formats are not loaded")
+    pooling = read_pooling(directory)
     digest = hashlib.sha256((directory / "config.json").read_bytes())
     for path in weights:
         digest.update(f"{path.name}:{path.stat().st_size}".encode())
     return ModelFacts(
         architecture=str((config.get("architectures") or ["unknown"])[0]),
-        context_length=context_length(config),
+        context_length=context_length(config) if pooling is None else pooling.max_tokens,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "unknown"),
         revision=digest.hexdigest()[:12],
         weight_bytes=sum(path.stat().st_size for path in weights),
+        kind="generate" if pooling is None else pooling.kind,
     )
 
 

@@ -139,6 +139,7 @@ async def _host_default_model(session: AsyncSession, directory: Path) -> None:
             context_length=facts.context_length,
             dtype=facts.dtype,
             description=DESCRIPTION,
+            kind=facts.kind,
         )
     try:
         await pricing.current_price(session, DEFAULT_MODEL)

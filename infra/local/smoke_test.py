@@ -11,11 +11,13 @@ from common.clock import utc_now_us
 from common.ids import new_id
 from engine.broker.gateway import GatewayBroker
 from engine.errors import ModelRefused
-from engine.messages import GenerateRequest, Heartbeat, Sampling
+from engine.messages import GenerateRequest, Heartbeat, Sampling, TokenFrame
+from engine.pooling import kind_of
 from engine.tokenization import Tokenizer
 
 QUESTION = "What is the capital of France? Answer in one sentence."
 NUM_TOKENS = 16
+FP32_BYTES = 4
 TENANT = "operator"
 POLL_S = 0.2
 ANSWER_TIMEOUT_S = 300.0
@@ -31,7 +33,7 @@ class SmokeTest:
 
     async def load(self, timeout_s: float) -> Heartbeat:
         """Ask once, so that a worker loads the model. Raises ModelRefused when none can."""
-        asking = asyncio.create_task(self._answer([1]))
+        asking = asyncio.create_task(self._frames([1]))
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -52,6 +54,8 @@ class SmokeTest:
     async def run(self) -> str:
         """Template, prompt, determinism; what it answered. Raises ModelRefused."""
         tokenizer = await asyncio.to_thread(Tokenizer.load, self.directory)
+        if self._is_pooled:
+            return await self._compare_vectors(tokenizer)
         if tokenizer.has_chat_template:
             prompt = await tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
         else:
@@ -63,7 +67,32 @@ class SmokeTest:
             raise ModelRefused("the same question got two answers, although it decodes greedily")
         return b"".join(tokenizer.token_text(token) for token in first).decode(errors="replace")
 
+    @property
+    def _is_pooled(self) -> bool:
+        return kind_of(self.directory) != "generate"
+
+    async def _compare_vectors(self, tokenizer: Tokenizer) -> str:
+        """A question's vector, or the score of it beside itself, twice."""
+        is_pair = kind_of(self.directory) == "rerank"
+        ((prompt, _),) = await tokenizer.encode_whole([(QUESTION, QUESTION) if is_pair else QUESTION])
+        first, second = await self._vector(prompt), await self._vector(prompt)
+        if first != second:
+            raise ModelRefused("the same question got two vectors")
+        return f"a vector of {len(first) // FP32_BYTES}"
+
+    async def _vector(self, prompt: list[int]) -> bytes:
+        vectors = [frame.vector for frame in await self._frames(prompt) if frame.vector is not None]
+        if not vectors:
+            raise ModelRefused("a first request was not answered")
+        return vectors[0]
+
     async def _answer(self, prompt: list[int]) -> list[int]:
+        tokens = [token for frame in await self._frames(prompt) for token in frame.token_ids]
+        if not tokens:
+            raise ModelRefused("a first request was not answered")
+        return tokens
+
+    async def _frames(self, prompt: list[int]) -> list[TokenFrame]:
         request = GenerateRequest(
             request_id=new_id("smoke"),
             model=self.model,
@@ -75,19 +104,18 @@ class SmokeTest:
             max_tokens=NUM_TOKENS,
             arrival_ms=utc_now_us() // 1_000,
             key=0.0,
+            is_pooled=self._is_pooled,
         )
         stream = await self.broker.submit(request, confirmed=True)
-        tokens: list[int] = []
+        frames: list[TokenFrame] = []
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 async for frame in stream:
-                    tokens += frame.token_ids
+                    frames.append(frame)
                     if frame.error is not None:
                         raise ModelRefused(f"a first request failed: {frame.error}")
         except TimeoutError:
             raise ModelRefused("a first request was not answered in time") from None
         finally:
             await stream.cancel()
-        if not tokens:
-            raise ModelRefused("a first request was not answered")
-        return tokens
+        return frames

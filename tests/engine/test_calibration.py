@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from engine.calibration_cache import calibrated, fingerprint
 from engine.cost_fit import MeasuredStep, fit_roofline, relative_errors
 from engine.messages import CostModel, StepWork
 from engine.models.decoder import load_decoder
+from engine.models.model import ModelSpec
 from tests.engine.tiny import save_tiny
 
 H100 = CostModel(
@@ -73,6 +75,27 @@ def test_a_real_model_is_calibrated_in_seconds_and_every_factor_is_sound(tmp_pat
     assert cost.per_token_s > 0
     assert 0 <= cost.overlap <= 1
     assert min(cost.base_s, cost.per_prefill_context_s, cost.per_decode_context_s) >= 0
+
+
+def test_a_step_of_whole_prompts_costs_less_than_one_step_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("engine.calibration.time.perf_counter", lambda: clock[0])
+
+    class Whole:
+        device = torch.device("cpu")
+        spec = ModelSpec(vocab_size=10, context_length=257, bytes_per_block=0, shares_blocks=False)
+
+        def forward(self, token_ids: Any, kv_cache: Any, metadata: Any, rows: Any) -> torch.Tensor:
+            clock[0] += 5e-3 + 1e-4 * len(token_ids) + 1e-3 * len(rows)
+            return torch.zeros(len(rows), 3)
+
+    found = fit_cost_model(Whole(), None, 1_000)  # type: ignore[arg-type]  # keeps nothing
+    one = found.step_s(StepWork(num_tokens=16, num_samples=1, prefill_pairs=128.0))
+    many = found.step_s(StepWork(num_tokens=256, num_samples=16, prefill_pairs=2048.0))
+    assert one == pytest.approx(7.6e-3, rel=0.1)
+    assert many == pytest.approx(46.6e-3, rel=0.1)
 
 
 def test_a_calibration_is_kept_until_what_it_depends_on_changes(tmp_path: Path) -> None:
