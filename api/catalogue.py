@@ -4,7 +4,9 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
+from api.errors import InvalidRequest
 from billing import pricing
 from billing.errors import PriceNotFound
 from billing.pricing import Price
@@ -12,8 +14,15 @@ from common.db import Sessions, read_only
 from engine import catalog
 from engine.catalog import HostedModel
 from engine.errors import ModelNotFound
+from engine.pooling import ModelKind
 
 SHOWN_NAME_LENGTH = 100
+ROUTES: dict[ModelKind, str] = {
+    "generate": "/v1/chat/completions",
+    "embed": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+}
+"""Where models of each kind are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,16 @@ class Listing:
 
     model: HostedModel
     price: Price
+
+    def require(self, kind: ModelKind) -> "Listing":
+        """This listing, if it answers with what is asked for. Raises InvalidRequest."""
+        if self.model.kind != kind:
+            raise InvalidRequest(
+                f"The model '{self.model.name}' is not one of {ROUTES[kind]}: it answers at "
+                f"{ROUTES[cast(ModelKind, self.model.kind)]}.",
+                param="model",
+            )
+        return self
 
 
 class Catalogue:

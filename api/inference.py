@@ -134,8 +134,9 @@ class Intake:
 
 
 async def take_in(services: Services, arrival: Arrival, body: SamplingBody) -> Intake:
-    """Find the model that `body` asks for. Raises ModelNotFound."""
-    listing = await services.catalogue.find(body.model)
+    """Find the model that `body` asks for. Raises ModelNotFound, and InvalidRequest for one that
+    does not write."""
+    listing = (await services.catalogue.find(body.model)).require("generate")
     loaded = await services.tokenizers.get(listing.model)
     return Intake(
         services, arrival, body, listing, loaded, await _context_length(services, listing)

@@ -9,6 +9,7 @@ from api.conversation import Conversation
 from api.errors import InvalidRequest, UnsupportedParameter
 from engine.catalog import HostedModel
 from engine.errors import PromptTooLong
+from engine.pooling import Pooling, read_pooling
 from engine.tokenization import Tokenizer
 
 SHORT_PROMPT_CHARACTERS = 16_384
@@ -33,6 +34,8 @@ class LoadedTokenizer:
     context_length: int
     gate: asyncio.Semaphore
     """Bounds how many long prompts are tokenized at once, over all models."""
+    pooling: Pooling | None = None
+    """How its inputs become vectors; None for a model that writes."""
 
     async def encode_chat(self, conversation: Conversation) -> list[int]:
         """The rendered conversation as ids. Raises PromptTooLong, TemplateRejected."""
@@ -119,7 +122,8 @@ class Tokenizers:
         tokenizer = await asyncio.to_thread(Tokenizer.load, Path(model.path))
         # Asked here, so that no request pays for going through the vocabulary.
         await asyncio.to_thread(getattr, tokenizer, "longest_token_bytes")
-        loaded = LoadedTokenizer(tokenizer, model.context_length, self._gate)
+        pooling = await asyncio.to_thread(read_pooling, Path(model.path))
+        loaded = LoadedTokenizer(tokenizer, model.context_length, self._gate, pooling)
         self._loaded[key] = loaded
         while len(self._loaded) > self._max:
             self._loaded.popitem(last=False)

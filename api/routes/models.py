@@ -16,6 +16,13 @@ router = APIRouter(tags=["models"])
 TOKEN_PRICE_PLACES = DECIMAL_PLACES + len(str(TOKENS_PER_PRICE)) - 1
 
 
+MODALITIES = {"embed": ["embeddings"], "rerank": ["scores"]}
+WITHOUT_OUTPUT: dict[str, list[str]] = {
+    "supported_sampling_parameters": [],
+    "supported_features": [],
+}
+
+
 class Pricing(ResponseBody):
     """Dollars per token as decimal strings, as OpenRouter asks of its providers."""
 
@@ -34,6 +41,8 @@ class ModelObject(ResponseBody):
     created: int
     owned_by: str
     type: str = "model"
+    kind: str = "generate"
+    """`generate`, `embed` or `rerank`: which routes it answers at."""
     display_name: str
     created_at: datetime
     name: str
@@ -90,7 +99,10 @@ async def get_model(model_id: str, services: ServicesDependency) -> ModelObject:
 def model_object(listing: Listing) -> ModelObject:
     """A listing as clients read it."""
     model, price = listing.model, listing.price
+    is_writing = model.kind == "generate"
+    own = {} if is_writing else WITHOUT_OUTPUT | {"output_modalities": MODALITIES[model.kind]}
     return ModelObject(
+        kind=model.kind,
         id=model.name,
         created=model.created_at // 1_000_000,
         owned_by=model.name.split("/")[0],
@@ -100,13 +112,14 @@ def model_object(listing: Listing) -> ModelObject:
         description=model.description or "",
         context_length=model.context_length,
         max_model_len=model.context_length,
-        max_output_length=model.context_length - 1,
+        max_output_length=model.context_length - 1 if is_writing else 0,
         pricing=Pricing(
             prompt=per_token(price.input_nano_usd_per_million),
             completion=per_token(price.output_nano_usd_per_million),
             input_cache_read=per_token(price.cached_input_nano_usd_per_million),
         ),
         quantization=model.dtype,
+        **own,
     )
 
 

@@ -1,20 +1,24 @@
 """`POST /v1/quote`: what a request would cost and how soon it would begin, without running it."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
 
 from api.authentication import InferenceCaller
 from api.body import parse_object, read_body
+from api.catalogue import Listing
 from api.dependencies import Services, ServicesDependency
 from api.inference import Arrival, Limits, take_in
 from api.openapi import body_of, errors
 from api.placement import Order, cost_model_of
-from api.routes import chat_completions, completions, messages, responses
+from api.routes import chat_completions, completions, embeddings, messages, rerank, responses
 from api.schemas.base import RequestBody, ResponseBody
 from api.schemas.chat import ChatCompletionBody
 from api.schemas.completions import CompletionBody
+from api.schemas.embeddings import EmbeddingsBody
 from api.schemas.messages import MessagesBody
+from api.schemas.rerank import RerankBody
 from api.schemas.responses import ResponsesBody
 from billing import ledger
 from billing.money import cost, format_usd
@@ -62,13 +66,46 @@ async def create_quote(
 ) -> Quote:
     """The price and the wait of a body of any inference route.
 
-    A body with `input` is read as a response, one with `prompt` as a completion, one with
-    `messages` as a chat completion, or with the header `anthropic-version` as a message.
+    A body for an embedding model or a reranker is read as such. Of the others, one with `input` is
+    read as a response, one with `prompt` as a completion, one with `messages` as a chat completion,
+    or with the header `anthropic-version` as a message.
     """
     arrival = Arrival.now(services, principal)
     content = parse_object(await read_body(request, services.settings))
     is_anthropic = "anthropic-version" in request.headers
-    return await _quote(services, await _orders(services, arrival, content, is_anthropic))
+    asked = await _pooled(services, arrival, content)
+    if asked is None:
+        asked = _asked(await _orders(services, arrival, content, is_anthropic))
+    return await _quote(services, principal.organization_id, asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a body would be charged for."""
+
+    listing: Listing
+    prompts: list[list[int]]
+    num_output: int
+
+
+def _asked(orders: list[Order]) -> _Asked:
+    num_output = sum(order.num_choices * order.max_tokens for order in orders)
+    return _Asked(orders[0].listing, [order.prompt_token_ids for order in orders], num_output)
+
+
+async def _pooled(services: Services, arrival: Arrival, content: dict[str, Any]) -> _Asked | None:
+    """What is asked of an embedding model or a reranker; None of any other."""
+    listing = (await services.catalogue.listings()).get(str(content.get("model")))
+    if listing is None or listing.model.kind == "generate":
+        return None
+    request_id = new_id("quote")
+    if listing.model.kind == "rerank":
+        pairs = RerankBody.model_validate(content)
+        order = await rerank.order_of(services, arrival, pairs, request_id)
+    else:
+        texts = EmbeddingsBody.model_validate(content)
+        order, _ = await embeddings.order_of(services, arrival, texts, request_id)
+    return _Asked(listing, [each.token_ids for each in order.inputs], 0)
 
 
 async def _orders(
@@ -104,13 +141,12 @@ async def _chat_orders(
     return [await intake.chat_order(request_id, body.conversation(), limits)]
 
 
-async def _quote(services: Services, orders: list[Order]) -> Quote:
-    listing, tenant = orders[0].listing, orders[0].principal.organization_id
+async def _quote(services: Services, tenant: str, asked: _Asked) -> Quote:
+    listing, num_output = asked.listing, asked.num_output
     model = listing.model.name
-    num_prompt = sum(len(order.prompt_token_ids) for order in orders)
-    num_output = sum(order.num_choices * order.max_tokens for order in orders)
+    num_prompt = sum(map(len, asked.prompts))
     known = services.prefixes.num_known
-    num_cached = sum(known(tenant, model, order.prompt_token_ids) for order in orders)
+    num_cached = sum(known(tenant, model, prompt) for prompt in asked.prompts)
     most = cost(listing.price, uncached_input=num_prompt, cached_input=0, output=num_output)
     prompt = cost(
         listing.price, uncached_input=num_prompt - num_cached, cached_input=num_cached, output=0

@@ -18,7 +18,7 @@ NUM_IDS_MAX = 10_000_000
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 
 
-def _prompt_branch(prompt: Any) -> str:
+def prompt_branch(prompt: Any) -> str:
     """Which of the four forms of a prompt this is, told by its first element."""
     if not isinstance(prompt, list):
         return "<text>"
@@ -37,7 +37,7 @@ Prompt = Annotated[
         Field(min_length=1, max_length=NUM_PROMPTS_MAX),
         Tag("<lists of ids>"),
     ],
-    Discriminator(_prompt_branch),
+    Discriminator(prompt_branch),
 ]
 """A string, a list of strings, a list of token ids, or a list of such lists."""
 

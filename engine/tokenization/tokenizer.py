@@ -1,7 +1,7 @@
 """A model's tokenizer, loaded from its directory."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,38 @@ class Tokenizer:
             encoding = await self._fast.async_encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
+
+    async def encode_whole(
+        self, texts: Sequence[str | tuple[str, str]], most: int | None = None
+    ) -> list[tuple[list[int], int]]:
+        """Texts or pairs as ids with special tokens, and where a pair's second text begins.
+
+        That is 0 where the model does not tell them apart. At most `most` ids each: the end of the
+        text, or of the second text, is left out.
+        """
+        encodings = await self._fast.async_encode_batch(list(texts), add_special_tokens=True)
+        if most is not None and any(len(encoding.ids) > most for encoding in encodings):
+            encodings = await self._encode_cut(texts, most)
+        return [
+            (encoding.ids, encoding.type_ids.index(1) if 1 in encoding.type_ids else 0)
+            for encoding in encodings
+        ]
+
+    async def _encode_cut(self, texts: Sequence[str | tuple[str, str]], most: int) -> list[Any]:
+        pairs = [each if isinstance(each, tuple) else (each, None) for each in texts]
+        flat = [text for pair in pairs for text in pair if text is not None]
+        bare = iter(await self._fast.async_encode_batch(flat, add_special_tokens=False))
+        cut = []
+        for _, second in pairs:
+            kept = next(bare)
+            behind = None if second is None else next(bare)
+            room = most - self._fast.num_special_tokens_to_add(behind is not None)
+            if behind is None:
+                kept.truncate(max(0, room))
+            else:
+                behind.truncate(max(0, room - len(kept.ids)))
+            cut.append(self._fast.post_process(kept, behind, True))
+        return cut
 
     async def _encode_pieces(self, pieces: list[str]) -> list[int]:
         """Pieces of one text, each by itself.

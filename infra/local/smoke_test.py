@@ -74,7 +74,9 @@ class SmokeTest:
     async def _compare_vectors(self, tokenizer: Tokenizer) -> str:
         """A question's vector, or the score of it beside itself, twice."""
         is_pair = kind_of(self.directory) == "rerank"
-        ((prompt, _),) = await tokenizer.encode_whole([(QUESTION, QUESTION) if is_pair else QUESTION])
+        ((prompt, _),) = await tokenizer.encode_whole(
+            [(QUESTION, QUESTION) if is_pair else QUESTION]
+        )
         first, second = await self._vector(prompt), await self._vector(prompt)
         if first != second:
             raise ModelRefused("the same question got two vectors")

@@ -12,6 +12,7 @@ CONNECTIONS = "tests/api/test_connections.py::"
 TOOLS = "tests/api/test_tools.py::"
 STRUCTURES = "tests/api/test_structures.py::"
 MESSAGES = "tests/api/test_messages.py::"
+EMBEDDINGS = "tests/api/test_embeddings.py::"
 RESPONSES = "tests/api/test_responses.py::"
 CLIENTS = "tests/api/test_clients.py::"
 TEXT = "tests/api/test_text.py::"
@@ -120,7 +121,9 @@ BEHAVIOURS: dict[int, Row] = {
     73: ("json_object", (STRUCTURES + "test_forms_reach_the_worker",)),
     75: ("nesting bombs", (STRUCTURES + "test_hostile_and_malformed_forms_are_400_and_never_reach_a_worker",
                            GRAMMARS + "test_what_is_hostile_is_refused_in_about_a_second")),
-    76: ("embeddings: not built", ()),
+    76: ("embeddings", (EMBEDDINGS + "test_texts_become_vectors_in_their_order_and_tokens_are_billed",
+                        EMBEDDINGS + "test_base64_and_dimensions_are_openai_s",
+                        EMBEDDINGS + "test_openai_s_client_reads_its_default_encoding")),
     77: ("responses", (RESPONSES + "test_a_whole_response_has_openai_s_shape",
                        RESPONSES + "test_wrong_values_are_400")),
     78: ("streamed responses", (RESPONSES + "test_events_are_typed_numbered_and_in_order",)),

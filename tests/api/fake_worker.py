@@ -58,6 +58,8 @@ class Script:
     """All choices but the first end after so many tokens."""
     refusal: str = ""
     """Why the structure of the request cannot be compiled."""
+    vector: bytes | None = None
+    """What a model that pools answers."""
     lost_token: int | None = None
     """The frame of this token never arrives, as from a Redis that was wiped in between."""
 
@@ -205,6 +207,17 @@ class FakeWorker:
         if sequence.request.structure is not None and not sequence.is_accepted:
             return self._verdict(sequence)
         script, request = sequence.script, sequence.request
+        if script.vector is not None:
+            sequence.is_ended = True
+            return TokenFrame(
+                request_id=request.request_id,
+                attempt=request.attempt,
+                first_index=0,
+                token_ids=(),
+                finish_reason="stop",
+                timing=TIMING,
+                vector=script.vector,
+            )
         start = sequence.num_emitted
         room = request.max_tokens - start
         take = min(script.tokens_per_frame, request.authorized_tokens - start)

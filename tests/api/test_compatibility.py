@@ -14,7 +14,7 @@ from tests.api.conftest import CONTEXT_LENGTH, MODEL, Platform, serving
 from tests.api.test_chat import events, joined
 
 ROOT = Path(__file__).parents[2]
-UNCOVERED = {("behaviour", 76), ("bug", 40)}
+UNCOVERED = {("bug", 40)}
 
 
 def test_every_behaviour_names_tests_that_exist() -> None:

@@ -82,6 +82,7 @@ def test_a_step_of_whole_prompts_costs_less_than_one_step_for_each(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr("engine.calibration.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("engine.calibration._read_rate", lambda device: 1e10)
 
     class Whole:
         device = torch.device("cpu")
