@@ -10,7 +10,7 @@ TEST_FLAGS ?=
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels format test-models bench-engine bench-scheduler bench-vllm bench-llamacpp bench-ledger bench-gateway mutants chaos migrate clean environment test-environment
+.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels format test-models bench-engine bench-scheduler bench-vllm bench-llamacpp bench-ledger bench-gateway mutants chaos soak test-books migrate clean environment test-environment
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -70,6 +70,12 @@ mutants: test-environment ## Plant mistakes about money, each of which a test mu
 
 chaos: test-environment ## kill -9 of everything in turn while streams run, on both databases; the last line counts what was lost
 	$(BIN)/python -m tests.chaos.run
+
+soak: test-environment ## Minutes of kill -9 while customers spend all they have and pay in at a fake Stripe (FLAGS="--seconds 600")
+	$(BIN)/python -m tests.chaos.soak $(FLAGS)
+
+test-books: test-environment ## The state machine of the books with thousands of examples (hours); FLAGS="-k sqlite"
+	$(BIN)/pytest tests/billing/test_books_machine.py --hypothesis-profile=long --timeout=0 $(FLAGS)
 
 bench-scheduler: test-environment ## Planning, queue, fairness and policies, simulated and live; writes var/bench/scheduler.json
 	$(BIN)/python -m tests.bench.bench_scheduler $(FLAGS)

@@ -44,6 +44,7 @@ def create_celery(common: CommonSettings, billing: BillingSettings) -> Celery:
             "payment-sweep": _every(billing.payment_sweep_every_s, "sweep_payments"),
             "stripe-comparison": _every(billing.stripe_comparison_every_s, "compare_with_stripe"),
             "low-balance": _every(billing.low_balance_every_s, "warn_low_balances"),
+            "expiry": _every(billing.expiry_every_s, "expire_credit"),
         },
     )
     return app

@@ -12,6 +12,9 @@ PROMOTIONAL_EXPENSE = "promotional_expense"
 ADJUSTMENTS = "adjustments"
 """Credit given or taken by an operator, with a reason."""
 
+BREAKAGE = "breakage"
+"""Credit that nobody used before it expired."""
+
 STRIPE_CLEARING = "stripe_clearing"
 """What Stripe has taken in for us, before its fees: less what was refunded or withdrawn."""
 

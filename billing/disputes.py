@@ -30,18 +30,21 @@ async def converge(
 ) -> None:
     """Bring credit and permission to where a dispute is; does nothing for foreign ones."""
     facts = await payments.retrieve_dispute(dispute_id)
+    await topups.meet(sessions, payments, facts.payment_intent_id, clock=clock)
     async with sessions.begin() as session:
         topup = await topups.lock_by_intent(session, facts.payment_intent_id)
         if topup is None:
             return
         dispute = await session.get(Dispute, facts.id)
-        is_decided = dispute is not None and dispute.status in FINAL
+        # What we were shown may be older than what we know; what we know has had its effect, and
+        # an operator may have decided otherwise since.
+        is_news = dispute is None or dispute.status not in (*FINAL, facts.status)
         if dispute is None:
             dispute = _new(topup, facts, clock)
             session.add(dispute)
             await session.flush()
         await _move_money(session, dispute, facts, clock=clock)
-        if not is_decided:  # what we were shown may be older than what we know
+        if is_news:
             dispute.status, dispute.updated_at = facts.status, clock()
             await _freeze_or_release(session, dispute, clock=clock)
 

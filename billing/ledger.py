@@ -88,14 +88,17 @@ async def post(
     actor: str,
     memo: str,
     lot_kind: LotKind = "paid",
+    expires_at: int | None = None,
     is_paid_used_first: bool = False,
+    lot_id: str | None = None,
     clock: Clock = utc_now_us,
 ) -> LedgerTransaction:
     """Write one transaction and bring balance and lots along; raises LedgerConflict.
 
     `key` names the real-world cause (`grant:signup:…`, `pi:…`): posting the same again returns the
-    first transaction and changes nothing. Credit to the customer becomes a lot of `lot_kind`;
-    credit from the customer is taken as usage takes it, or bought credit first.
+    first transaction and changes nothing. Credit to the customer becomes a lot of `lot_kind` that
+    ends at `expires_at`; credit from the customer is taken as usage takes it, or bought credit
+    first, or from the one lot `lot_id`.
     """
     _require_balanced(organization_id, postings)
     now = clock()
@@ -127,11 +130,13 @@ async def post(
     )
     posted = await _move_balance(session, organization_id, amount)
     if amount > 0:
-        await _add_lot(session, transaction, amount, posted, lot_kind)
+        await _add_lot(session, transaction, amount, posted, lot_kind, expires_at)
     elif amount < 0:
         lots = (await load_open_lots(session, [organization_id])).get(organization_id, [])
         if is_paid_used_first:
             lots.sort(key=lambda lot: not lot.is_paid)
+        if lot_id is not None:
+            lots = [lot for lot in lots if lot.id == lot_id]
         await _use_lots(session, transaction.id, lots, -amount)
     return await session.get_one(LedgerTransaction, transaction.id)
 
@@ -254,6 +259,7 @@ async def _add_lot(
     amount: int,
     posted: int,
     kind: LotKind,
+    expires_at: int | None,
 ) -> None:
     """A new lot; what a balance below zero swallowed of it is used up at once."""
     lot = OpenLot(
@@ -261,7 +267,7 @@ async def _add_lot(
         organization_id=transaction.organization_id,
         kind=kind,
         remaining_nano_usd=amount,
-        expires_at=None,
+        expires_at=expires_at,
         created_at=transaction.created_at,
     )
     session.add(
@@ -271,7 +277,7 @@ async def _add_lot(
             kind=kind,
             amount_nano_usd=amount,
             remaining_nano_usd=amount,
-            expires_at=None,
+            expires_at=expires_at,
             transaction_id=transaction.id,
             created_at=lot.created_at,
         )

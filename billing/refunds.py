@@ -100,7 +100,9 @@ async def converge(
     sessions: Sessions, payments: Payments, stripe_refund_id: str, *, clock: Clock = utc_now_us
 ) -> None:
     """Bring our side to where a refund of Stripe's is."""
-    await apply(sessions, await payments.retrieve_refund(stripe_refund_id), clock=clock)
+    facts = await payments.retrieve_refund(stripe_refund_id)
+    await topups.meet(sessions, payments, facts.payment_intent_id, clock=clock)
+    await apply(sessions, facts, clock=clock)
 
 
 async def converge_charge(
@@ -108,6 +110,7 @@ async def converge_charge(
 ) -> None:
     """Every refund of a charge, each by itself: their sum says nothing about which came when."""
     for facts in await payments.list_refunds(charge_id):
+        await topups.meet(sessions, payments, facts.payment_intent_id, clock=clock)
         await apply(sessions, facts, clock=clock)
 
 

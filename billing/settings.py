@@ -13,6 +13,8 @@ class BillingSettings(BaseSettings):
 
     signup_credit_nano_usd: int = 100 * NANO_PER_DOLLAR
     """The free credit of a new account, once per inbox."""
+    signup_credit_days: int | None = Field(default=None, ge=1)
+    """The free credit ends after so many days; None: never."""
 
     slice_tokens: int = Field(default=512, ge=1)
     """Output of each choice that is held at once; the next slice when half of one is used."""
@@ -31,6 +33,7 @@ class BillingSettings(BaseSettings):
     payment_sweep_every_s: float = 600.0
     stripe_comparison_every_s: float = 86_400.0
     low_balance_every_s: float = 60.0
+    expiry_every_s: float = 60.0
 
     is_private_webhook_allowed: bool = False
     """Customers' webhooks may lead to this network; for a machine of one's own only."""

@@ -17,10 +17,11 @@ from billing import chart, ledger
 from billing.ledger import Posting
 from billing.models import GrantClaim
 from billing.settings import BillingSettings
-from common.clock import Clock, utc_now_us
+from common.clock import MICROSECONDS_PER_SECOND, Clock, utc_now_us
 from common.upsert import insert_or_ignore
 
 SIGNUP_GRANT = "signup"
+MICROSECONDS_PER_DAY = 86_400 * MICROSECONDS_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ async def grant_signup_credit(
 ) -> int:
     """Give the free credit unless this inbox has had it; returns what was given."""
     amount = settings.signup_credit_nano_usd
+    days = settings.signup_credit_days
     subject_hash = emails.canonical_hash(user.email)
     claim = {
         "kind": SIGNUP_GRANT,
@@ -149,6 +151,7 @@ async def grant_signup_credit(
         actor="platform",
         memo="Free credit for a new account",
         lot_kind="promotional",
+        expires_at=None if days is None else clock() + days * MICROSECONDS_PER_DAY,
         clock=clock,
     )
     return amount

@@ -13,6 +13,7 @@ from accounts.mail import Mailer
 from accounts.settings import AccountsSettings
 from billing import (
     alerts,
+    expiry,
     outbox_relay,
     payment_mail,
     payment_sweeps,
@@ -88,6 +89,12 @@ def compare_with_stripe() -> None:
 def warn_low_balances() -> None:
     """Promise mails and webhooks to whoever's credit has fallen below their threshold."""
     run(alerts.sweep)
+
+
+@app.task
+def expire_credit() -> None:
+    """Take back the credit whose time is over."""
+    run(expiry.sweep)
 
 
 @app.task

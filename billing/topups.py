@@ -164,6 +164,19 @@ async def apply_intent(
             _move(topup, "failed", clock)
 
 
+async def meet(
+    sessions: Sessions, payments: Payments, payment_intent_id: str | None, *, clock: Clock
+) -> None:
+    """Know a payment before what became of it: its refund may be heard of first."""
+    if payment_intent_id is None:
+        return
+    async with read_only(sessions) as session:
+        known = select(Topup.id).where(Topup.payment_intent_id == payment_intent_id)
+        is_known = await session.scalar(known) is not None
+    if not is_known:
+        await converge_intent(sessions, payments, payment_intent_id, clock=clock)
+
+
 async def find(session: AsyncSession, organization_id: str, topup_id: str) -> Topup:
     """One top-up of this organization; raises TopupNotFound."""
     found = await session.scalars(

@@ -74,6 +74,14 @@ class _Connection(AsyncAdapt_aiosqlite_connection):
     __slots__ = ()
     _cursor_cls = _Cursor
 
+    def commit(self) -> None:
+        """A COMMIT that fails leaves SQLite's transaction open, and SQLAlchemy believes it ended."""
+        try:
+            super().commit()
+        except Exception:
+            self.rollback()
+            raise
+
     def rollback(self) -> None:
         """The pool rolls back whatever it gets back, which mostly has been committed."""
         connection: Any = self._connection

@@ -17,9 +17,13 @@ from typing import Any
 import pytest
 import redis
 import sqlalchemy
+from hypothesis import settings
 
 from common.db import Sessions, create_engine, create_sessions
 from tests.services import redis_binaries, running_chromium, running_postgresql, running_redis
+
+settings.register_profile("long", max_examples=2_000)
+"""`--hypothesis-profile=long`: for state machines that look for hours."""
 
 SHARED_MEMORY = Path("/dev/shm")
 ROOM_FOR_TESTS = 8 << 30

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zoneinfo import available_timezones
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -49,6 +50,7 @@ class Pages:
         self._environment.globals |= {
             "static": static.url,
             "csrf_field": csrf.TOKEN_FIELD,
+            "zones": sorted(available_timezones()),
             "chart_height": charts.CHART_HEIGHT,
             "chart_baseline": charts.PLOT_TOP + charts.PLOT_HEIGHT,
         }

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
@@ -60,3 +60,22 @@ class FaultyBegin:
             await session.commit()
             if fault == "after":
                 raise lost_connection()
+
+
+def plan_faults(engine: AsyncEngine) -> list[Fault | None]:
+    """What the next commits on this engine suffer, whoever makes them; to be filled by a test."""
+    planned: list[Fault | None] = []
+    dialect: Any = engine.sync_engine.dialect
+    commit = dialect.do_commit
+
+    def faulty(connection: Any) -> None:
+        fault = planned.pop(0) if planned else None
+        if fault == "before":
+            connection.rollback()
+            raise lost_connection()
+        commit(connection)
+        if fault == "after":
+            raise lost_connection()
+
+    dialect.do_commit = faulty
+    return planned

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.billing.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ["common", "accounts", "billing", "engine", "migrations", "tests"]
+FOLDERS = ["common", "accounts", "billing", "engine", "web", "migrations", "tests"]
 TIMEOUT_S = 300
 NUM_AT_ONCE = 2
 

@@ -6,7 +6,8 @@ HOLDS, LEDGER, MONEY = (f"tests/billing/test_{name}.py" for name in ("holds", "l
 BUDGETS, TOPUPS = (f"tests/billing/test_{name}.py" for name in ("budgets", "topups"))
 EXTENSIONS, WATCH = (f"tests/billing/test_{name}.py" for name in ("extensions", "credit_watch"))
 RETURNS, RECHARGE = "tests/billing/test_refunds_and_disputes.py", "tests/billing/test_recharge.py"
-STATEMENTS = "tests/billing/test_statements.py"
+STATEMENTS, EXPIRY = "tests/billing/test_statements.py", "tests/billing/test_expiry.py"
+EXPORTS = "tests/web/test_exports.py"
 
 
 @dataclass(frozen=True)
@@ -342,4 +343,67 @@ SLICES = [
     ),
 ]
 
-MUTANTS = [*RESEARCH, *SLICES, *LOTS_AND_PRICES, *BOUNDS, *RETURNED, *PAID_IN]
+ENDS = [
+    *_of(
+        "expiry",
+        EXPIRY,
+        (
+            "an expiry takes what running requests hold",
+            "amount = min(lot.remaining_nano_usd, available)",
+            "amount = lot.remaining_nano_usd",
+        ),
+        (
+            "the rest of a lot that was held is forgotten",
+            'key=f"expiry:{lot_id}:{lot.remaining_nano_usd}"',
+            'key=f"expiry:{lot_id}"',
+        ),
+    ),
+    *_of(
+        "lots",
+        EXPIRY,
+        (
+            "what ends last is used first",
+            "(self.is_paid, expires_at,",
+            "(self.is_paid, -expires_at,",
+        ),
+    ),
+    *_of(
+        "ledger",
+        EXPIRY,
+        (
+            "an expiry takes from another lot",
+            "lots = [lot for lot in lots if lot.id == lot_id]",
+            "lots = list(lots)",
+        ),
+    ),
+    *_of(
+        "topups",
+        RETURNS,
+        ("a refund that comes before its payment is lost", "    if not is_known:", "    if False:"),
+    ),
+    *_of(
+        "disputes",
+        RETURNS,
+        (
+            "the same news freezes whom an operator released",
+            "dispute.status not in (*FINAL, facts.status)",
+            "dispute.status not in FINAL",
+        ),
+    ),
+    *_of(
+        "exports",
+        EXPORTS,
+        (
+            "an export of requests ends with its first page",
+            "        after = found[-1][0].request_id\n",
+            "        if after:\n            return\n        after = found[-1][0].request_id\n",
+        ),
+        (
+            "an export of the ledger takes in the day after",
+            "LedgerTransaction.created_at < period.end_us,",
+            "LedgerTransaction.created_at < period.end_us + 86_400_000_000,",
+        ),
+    ),
+]
+
+MUTANTS = [*RESEARCH, *SLICES, *LOTS_AND_PRICES, *BOUNDS, *RETURNED, *PAID_IN, *ENDS]

@@ -1,332 +1,378 @@
-"""Any order of holds, faults, dead gateways and adjustments, against an independent oracle.
+"""Everything that moves money, in any order, against an oracle that shares no code with billing.
 
-A nearly empty balance is the normal case; commits fail before and after they are durable.
+Holds, prices, budgets and gifts are in `machine_of_holds`; here are the customer, their bank and
+Stripe: top-ups, refunds, disputes and automatic recharge. What they do is heard of by webhooks (in
+order or not, twice or never) or by the sweep, while commits fail and answers of Stripe are lost.
+
+`--hypothesis-profile=long` looks for hours (`make test-books`).
 """
 
 import asyncio
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+from sqlalchemy import make_url
 from sqlalchemy.exc import OperationalError
 
-from accounts.models import ApiKey, Organization
-from billing import chart, holds, ledger, sweeps
-from billing.errors import (
-    HoldExceeded,
-    HoldFenced,
-    HoldNotFound,
-    InsufficientCredit,
-    LedgerUnavailable,
+from accounts.models import ApiKey, Organization, Project
+from billing import disputes, holds, payment_profiles, recharge, refunds
+from billing.errors import RefundTooLarge
+from billing.models import Balance
+from billing.payment_models import Refund
+from common.clock import to_datetime
+from common.db import create_engine, create_sessions
+from tests.billing.fake_stripe.server import FakeStripe
+from tests.billing.fake_stripe.state import DECLINED, GOOD, NEEDS_OWNER, SLOW, Object
+from tests.billing.faults import Fault
+from tests.billing.machine_of_holds import (
+    ORGANIZATION,
+    MachineOfHolds,
+    amounts,
+    fault_lists,
+    positions,
+    single_faults,
 )
-from billing.gateways import GatewayLease
-from billing.holds import AdmitHold, HoldWriter, SettleHold
-from billing.ledger import Posting
-from billing.models import Price
-from billing.reconcile import Check, reconcile
-from common.db import create_engine, create_sessions, read_only
-from tests.billing.faults import Fault, Faults
-from tests.billing.oracle import CACHED, INPUT, OUTPUT, Oracle, OracleHold, price_of
+from tests.billing.oracle import KEYS, PROJECT
+from tests.billing.payment_oracle import CENT, OracleDispute, OraclePayment, OracleRefund
+from tests.billing.payments import fake, running_stripe
+from tests.conftest import postgresql_copy
 
-ORGANIZATION = "org_machine"
+__all__ = ["fake", "running_stripe"]
+
 SHARED_MEMORY = Path("/dev/shm")
-ROUGHLY_ONE_REQUEST = 50_000
 
-faults = st.sampled_from([None, None, None, "before", "after"])
-amounts = st.integers(1, 4 * ROUGHLY_ONE_REQUEST)
-prompts = st.integers(0, 8)
-tokens = st.integers(1, 5)
-positions = st.integers(0, 10)
+cents = st.integers(500, 1_200)
+news = st.sampled_from(["webhooks", "hostile webhooks", "sweep"])
+stripe_faults = st.lists(st.sampled_from(["", "down", "lost"]), max_size=2)
+OUTCOMES = {"pays": GOOD, "declined": DECLINED, "owner": NEEDS_OWNER}
 
 
-class BooksMachine(RuleBasedStateMachine):
-    template: Path
-
+class BooksMachine(MachineOfHolds):
     def __init__(self) -> None:
         super().__init__()
-        root = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-        self.directory = Path(tempfile.mkdtemp(prefix="nc-books-", dir=root))
-        path = self.directory / "books.sqlite3"
-        shutil.copyfile(self.template, path)
-        self.runner = asyncio.Runner()
-        self.engine = create_engine(f"sqlite+aiosqlite:///{path}")
-        self.faults = Faults()
-        self.sessions = self.faults.sessions(self.engine)
-        self.oracle = Oracle()
-        self.counter = 0
-        self.gateway = ""
+        self.intents: list[Object] = []
+        """Of `self.payments.payments`, in the same order."""
+        self.slow_sessions: dict[int, Object] = {}
 
-    @initialize(credit=st.integers(0, 4 * ROUGHLY_ONE_REQUEST))
-    def open_books(self, credit: int) -> None:
-        self.run(self.begin_gateway())
-        if credit:
-            self.give(credit, is_paid=False, fault=None)
+    @initialize(credit=amounts, cents=cents)
+    def begin(self, credit: int, cents: int) -> None:
+        """A gift, and a payment with a card that is saved."""
+        self.open_books(credit)
+        self.top_up(cents=cents, card=GOOD, how="webhooks", planned=[], lost=[])
 
-    def teardown(self) -> None:
-        async def close() -> list[Check]:
-            if self.gateway:
-                await self.writer.stop()
-            async with read_only(self.sessions) as session:
-                failed = [check for check in await reconcile(session) if not check.is_ok]
-            await self.engine.dispose()
-            return failed
+    def before_the_end(self) -> None:
+        if self.gateway:
+            self.hear("sweep", [])
 
-        failed = self.run(close())
-        self.runner.close()
-        shutil.rmtree(self.directory)
-        assert failed == []
+    def hear(self, how: str, planned: list[Fault | None], lost: tuple[str, ...] = ()) -> None:
+        """Bring home what happened at Stripe."""
+        self.fake.faults.extend(lost)
 
-    def run(self, work: Any) -> Any:
-        return self.runner.run(work)
+        async def bring_home() -> None:
+            if how != "sweep":
+                await self.desk.pump.pump(is_adversarial=how == "hostile webhooks")
+            if how == "webhooks":
+                await self.desk.process()
+            else:
+                await self.desk.sweep()
 
-    async def begin_gateway(self) -> None:
-        self.gateway = self.next_id("gw")
-        await GatewayLease(self.sessions, self.gateway).renew()
-        self.writer = HoldWriter(self.sessions)
-        await self.writer.start()
+        self.suffer(planned, bring_home)
+        self.fake.faults.clear()
+        self.suffer([], self.desk.sweep)
+        self.payments.hear()
 
-    def next_id(self, prefix: str) -> str:
-        self.counter += 1
-        return f"{prefix}_{self.counter:03}"
-
-    def pick(self, position: int) -> tuple[str, OracleHold]:
-        return self.open_holds[position % len(self.open_holds)]
+    def paid_payment(self, position: int) -> tuple[OraclePayment, Object]:
+        found = [
+            pair
+            for pair in zip(self.payments.payments, self.intents, strict=True)
+            if pair[0].is_paid
+        ]
+        return found[position % len(found)]
 
     @property
-    def open_holds(self) -> list[tuple[str, OracleHold]]:
-        return [item for item in self.oracle.holds.items() if item[1].is_open]
+    def has_paid(self) -> bool:
+        return any(payment.is_paid for payment in self.payments.payments)
 
-    def admission(self, prompt: int, per_choice: int, num_choices: int) -> AdmitHold:
-        return AdmitHold(
-            request_id=self.next_id("req"),
-            organization_id=ORGANIZATION,
-            api_key_id="key_machine",
-            model="m",
-            price_id="price_machine",
-            gateway=self.gateway,
-            input_tokens=prompt,
-            output_tokens=per_choice * num_choices,
-            num_choices=num_choices,
+    @rule(
+        cents=cents,
+        card=st.sampled_from([GOOD, GOOD, GOOD, SLOW, DECLINED]),
+        how=st.sampled_from(["webhooks", "hostile webhooks", "sweep", "not yet"]),
+        planned=fault_lists,
+        lost=stripe_faults,
+    )
+    def top_up(
+        self, cents: int, card: str, how: str, planned: list[Fault | None], lost: list[str]
+    ) -> None:
+        """Our page, Stripe's page, and the way back, or not yet."""
+        key = self.next_id("click")
+        self.fake.faults.extend(lost)
+        topup = self.suffer(
+            planned, lambda: self.desk.open_checkout(cents, key=key, is_card_saved=True)
         )
+        self.fake.faults.clear()
+        if self.fake.pay_session(topup.session_id, card) is None:
+            session = self.fake.state.find(topup.session_id, "checkout.session")
+            self.payments.payments.append(OraclePayment(cents, is_paid=card == GOOD))
+            self.intents.append(self.fake.state.find(session["payment_intent"], "payment_intent"))
+            if card == SLOW:
+                self.slow_sessions[len(self.intents) - 1] = session
+        if how != "not yet":
+            self.hear(how, planned, tuple(lost))
 
-    @precondition(lambda self: self.oracle.available > 0)
-    @rule(wishes=st.lists(st.tuples(prompts, tokens, st.integers(1, 3)), min_size=1, max_size=4))
-    def admit_together(self, wishes: list[tuple[int, int, int]]) -> None:
-        """They share a transaction, and each sees what the ones before it have taken."""
-        admits = [self.admission(*wish) for wish in wishes]
+    @precondition(lambda self: self.slow_sessions)
+    @rule(is_paid=st.booleans(), how=news, planned=fault_lists)
+    def a_slow_payment_ends(self, is_paid: bool, how: str, planned: list[Fault | None]) -> None:
+        position, session = self.slow_sessions.popitem()
+        self.fake.state.settle_slow_payment(session, is_paid=is_paid)
+        self.payments.payments[position].is_paid = is_paid
+        self.hear(how, planned)
 
-        async def admit_all() -> list[Any]:
-            return await asyncio.gather(*map(self.writer.admit, admits), return_exceptions=True)
-
-        for admit, result in zip(admits, self.run(admit_all()), strict=True):
-            fitting = self.oracle.fitting(
-                admit.input_tokens, admit.output_tokens, admit.num_choices
-            )
-            if fitting is None:
-                assert isinstance(result, InsufficientCredit)
-                continue
-            assert result.authorized_output_tokens == fitting
-            assert result.amount_nano_usd == price_of(admit.input_tokens, 0, fitting)
-            self.oracle.holds[admit.request_id] = OracleHold(admit.input_tokens, fitting)
-            assert self.oracle.available >= 0
-            assert self.run(self.writer.admit(admit)) == result
-
-    @precondition(lambda self: self.oracle.available > ROUGHLY_ONE_REQUEST // 2)
-    @rule(prompt=prompts, per_choice=tokens, fault=st.sampled_from(["before", "after"]))
-    def admit_without_an_answer(self, prompt: int, per_choice: int, fault: Fault) -> None:
-        """The caller cannot know, so the writer itself takes back what may have been held."""
-        admit = self.admission(prompt, per_choice, 1)
-        fitting = self.oracle.fitting(prompt, per_choice, 1)
-        self.faults.planned.append(fault)
-        with pytest.raises(LedgerUnavailable):
-            self.run(self.writer.admit(admit))
-        with pytest.raises(HoldNotFound):  # the queue is in order: this comes after the void
-            self.run(self.writer.void("req_none", 1, "aborted"))
-        if fitting is not None and fault == "after":
-            self.oracle.holds[admit.request_id] = OracleHold(prompt, fitting, charge=0)
-
-    @precondition(lambda self: self.open_holds)
-    @rule(position=positions, more=st.integers(0, 15), fault=faults)
-    def extend(self, position: int, more: int, fault: Fault | None) -> None:
-        request_id, hold = self.pick(position)
-        target = hold.authorized + more
-        is_covered = price_of(hold.prompt, 0, target) - hold.amount <= self.oracle.available
-        if fault is not None:
-            self.faults.planned.append(fault)
-            with pytest.raises(LedgerUnavailable):
-                self.run(self.writer.extend(request_id, 1, target))
-        if more and not is_covered:
-            with pytest.raises(InsufficientCredit):
-                self.run(self.writer.extend(request_id, 1, target))
+    @precondition(lambda self: self.has_paid)
+    @rule(position=positions, part=st.integers(1, 1_200), how=news, planned=fault_lists)
+    def refund_at_stripe(
+        self, position: int, part: int, how: str, planned: list[Fault | None]
+    ) -> None:
+        """By hand, in Stripe's dashboard: it may bring the balance below zero."""
+        payment, intent = self.paid_payment(position)
+        is_refused = payment.dispute is not None and payment.dispute.end != "won"
+        if is_refused or not payment.left:
             return
-        extended = self.run(self.writer.extend(request_id, 1, target))
-        hold.authorized = target
-        assert extended.authorized_output_tokens == target
-        assert extended.amount_nano_usd == hold.amount
+        part = 1 + part % payment.left
+        self.fake.state.refund(intent["id"], part)
+        payment.refunds.append(OracleRefund(part))
+        self.hear(how, planned)
 
-    @precondition(lambda self: self.open_holds)
-    @rule(position=positions, data=st.data(), fault=faults)
-    def settle(self, position: int, data: st.DataObject, fault: Fault | None) -> None:
-        request_id, hold = self.pick(position)
-        cached = data.draw(st.integers(0, hold.prompt))
-        output = data.draw(st.integers(0, hold.authorized))
-        settle = SettleHold(request_id, 1, hold.prompt - cached, cached, output, "completed")
-        too_much = SettleHold(request_id, 1, hold.prompt, 0, hold.authorized + 1, "completed")
-        with pytest.raises(HoldExceeded):
-            self.run(self.writer.settle(too_much))
-        self.faults.planned += [fault, fault]
-        settlement = self.run(self.writer.settle(settle))
-        self.faults.planned.clear()
-        self.oracle.close(request_id, price_of(hold.prompt - cached, cached, output))
-        assert settlement.charge_nano_usd == hold.charge
-        assert settlement.available_nano_usd == self.oracle.available
-        assert self.run(self.writer.settle(settle)) == settlement
+    @precondition(lambda self: self.has_paid)
+    @rule(
+        position=positions,
+        part=st.integers(1, 1_200),
+        is_before=st.booleans(),
+        planned=fault_lists,
+        lost=stripe_faults,
+    )
+    def refund_here(
+        self,
+        position: int,
+        part: int,
+        is_before: bool,
+        planned: list[Fault | None],
+        lost: list[str],
+    ) -> None:
+        """An operator asks: never more than is left of the payment and of the credit."""
+        self.hear("webhooks", [])
+        payment, intent = self.paid_payment(position)
+        dispute = payment.dispute
+        is_too_much = part > payment.left or part * CENT > self.oracle.available
+        is_disputed = dispute is not None and dispute.is_away
 
-    @precondition(lambda self: self.open_holds)
-    @rule(position=positions, fault=faults)
-    def void(self, position: int, fault: Fault | None) -> None:
-        request_id, _ = self.pick(position)
-        for planned in ([fault], []):
-            self.faults.planned += planned
-            settlement = self.run(self.writer.void(request_id, 1, "platform_fault"))
-            self.faults.planned.clear()
-            assert settlement.charge_nano_usd == 0
-        self.oracle.close(request_id, 0)
-
-    @precondition(lambda self: len(self.open_holds) > 3)
-    @rule()
-    def gateway_dies(self) -> None:
-        """Its holds come free; it wakes up again and finds itself fenced."""
-        zombie, lost_gateway = self.writer, self.gateway
-
-        async def die() -> None:
-            await GatewayLease(self.sessions, lost_gateway).release()
-            for _ in range(2):
-                await sweeps.close_all_lost(self.sessions)
-            await self.begin_gateway()
-
-        self.run(die())
-        for request_id, hold in self.open_holds:
-            self.oracle.close(request_id, 0)
-            with pytest.raises(HoldFenced):
-                self.run(zombie.extend(request_id, 1, hold.authorized + 1))
-            with pytest.raises(HoldFenced):
-                self.run(zombie.settle(SettleHold(request_id, 1, 0, 0, 0, "completed")))
-        self.run(zombie.stop())
-
-    @rule(amount=amounts, is_paid=st.booleans(), fault=faults)
-    def give(self, amount: int, is_paid: bool, fault: Fault | None) -> None:
-        contra = chart.ADJUSTMENTS if is_paid else chart.PROMOTIONAL_EXPENSE
-        self.post(amount, contra, "paid" if is_paid else "promotional", fault)
-        self.oracle.give(amount, is_paid)
-
-    @precondition(lambda self: self.oracle.posted > 0)
-    @rule(amount=st.integers(1, ROUGHLY_ONE_REQUEST // 2), fault=faults)
-    def take(self, amount: int, fault: Fault | None) -> None:
-        """An operator may take more than is there; what is held stays held."""
-        self.post(-amount, chart.ADJUSTMENTS, "paid", fault)
-        self.oracle.take(amount)
-
-    def post(self, amount: int, contra: str, lot_kind: Any, fault: Fault | None) -> None:
-        key = self.next_id("key")
-
-        async def post_once() -> None:
-            async with self.sessions() as session:
-                await ledger.post(
+        async def ask() -> Refund:
+            async with self.sessions.begin() as session:
+                return await refunds.request(
                     session,
-                    key=key,
-                    kind="adjustment",
-                    organization_id=ORGANIZATION,
-                    postings=[
-                        Posting(chart.customer(ORGANIZATION), amount),
-                        Posting(contra, -amount),
-                    ],
+                    intent["metadata"]["topup_id"],
+                    amount_cents=part,
+                    reason="asked",
                     actor="machine",
-                    memo="machine",
-                    lot_kind=lot_kind,
+                    clock=self.clock,
                 )
-                await session.commit()
 
-        self.faults.planned.append(fault)
+        if is_too_much or is_disputed:
+            with pytest.raises(RefundTooLarge):
+                self.run(ask())
+            return
+        refund = self.suffer(["before"] if is_before else [], ask)
+        has_failed = dispute is not None and dispute.end != "won"  # Stripe refuses that
+        payment.refunds.append(OracleRefund(part, has_failed=has_failed))
+        self.fake.faults.extend(lost)
+        self.suffer(
+            planned,
+            lambda: refunds.send(self.sessions, self.desk.payments, refund.id, clock=self.clock),
+        )
+        self.fake.faults.clear()
+        self.payments.hear()
+
+    @precondition(lambda self: self.fake.state.all("refund"))
+    @rule(position=positions, how=news, planned=fault_lists)
+    def a_refund_fails(self, position: int, how: str, planned: list[Fault | None]) -> None:
+        """The card is gone: Stripe has the money again, and so must the customer."""
+        self.hear("webhooks", [])
+        at_stripe = [r for r in self.fake.state.all("refund") if r["status"] == "succeeded"]
+        if not at_stripe:
+            return
+        refund = at_stripe[position % len(at_stripe)]
+        number = [intent["id"] for intent in self.intents].index(refund["payment_intent"])
+        mine = self.payments.payments[number].refunds
+        same = next(r for r in mine if r.cents == refund["amount"] and not r.has_failed)
+        self.fake.state.fail_refund(refund)
+        same.has_failed = True
+        self.hear(how, planned)
+
+    @precondition(lambda self: self.has_paid)
+    @rule(position=positions, is_inquiry=st.booleans(), how=news, planned=fault_lists)
+    def dispute(
+        self, position: int, is_inquiry: bool, how: str, planned: list[Fault | None]
+    ) -> None:
+        """Freezes, unless it is only an inquiry."""
+        payment, intent = self.paid_payment(position)
+        if payment.dispute is not None:
+            return
+        self.fake.state.open_dispute(intent["id"], is_inquiry=is_inquiry)
+        payment.dispute = OracleDispute(is_inquiry)
+        self.hear(how, planned)
+
+    @precondition(lambda self: any(not dispute.end for dispute in self.payments.disputes))
+    @rule(is_won=st.booleans(), how=news, planned=fault_lists)
+    def a_dispute_ends(self, is_won: bool, how: str, planned: list[Fault | None]) -> None:
+        payment = next(p for p in self.payments.payments if p.dispute and not p.dispute.end)
+        intent = self.intents[self.payments.payments.index(payment)]
+        at_stripe = next(
+            d for d in self.fake.state.all("dispute") if d["payment_intent"] == intent["id"]
+        )
+        assert payment.dispute is not None
+        if payment.dispute.is_inquiry:
+            payment.dispute.end, status = "closed", "warning_closed"
+        else:
+            payment.dispute.end = status = "won" if is_won else "lost"
+        self.fake.state.close_dispute(at_stripe, status)
+        self.hear(how, planned)
+
+    @precondition(lambda self: self.oracle.is_frozen)
+    @rule()
+    def release(self) -> None:
+        async def decide() -> None:
+            async with self.sessions.begin() as session:
+                await disputes.release(session, ORGANIZATION, reason="known", actor="machine")
+
+        self.run(decide())
+        self.payments.release()
+
+    @precondition(lambda self: self.has_paid and not self.oracle.is_frozen)
+    @rule(cents=cents, threshold=st.integers(1, 2_000), times=st.integers(1, 3))
+    def switch_recharge_on(self, cents: int, threshold: int, times: int) -> None:
+        self.hear("webhooks", [])
+        if self.oracle.is_frozen:
+            return
+
+        async def change() -> None:
+            async with self.sessions.begin() as session:
+                await payment_profiles.set_recharge(
+                    session,
+                    ORGANIZATION,
+                    is_on=True,
+                    threshold_cents=threshold,
+                    amount_cents=cents,
+                    month_cap_cents=times * cents,
+                    clock=self.clock,
+                )
+
+        self.run(change())
+        mine = self.payments.recharge
+        mine.is_on, mine.failures = True, 0
+        mine.threshold, mine.cents, mine.cap = threshold * CENT, cents, times * cents
+
+    @precondition(lambda self: self.payments.recharge.is_on)
+    @rule(
+        outcome=st.sampled_from(["pays", "pays", "pays", "declined", "owner"]),
+        fault=single_faults,
+        lost=st.sampled_from(["", "down", "lost"]),
+    )
+    def recharge_by_itself(self, outcome: str, fault: Fault | None, lost: str) -> None:
+        """At once, and again half a minute later, when what was left open is tried again."""
+        self.hear("webhooks", [])
+        month = to_datetime(self.now).strftime("%Y-%m")
+        for method in self.fake.state.cards:
+            self.fake.state.cards[method] = OUTCOMES[outcome]
         if fault is not None:
-            with pytest.raises(OperationalError):
-                self.run(post_once())
-        self.run(post_once())
-        self.run(post_once())
+            self.faults.append(fault)
+        elif lost:
+            self.fake.faults.append(lost)
 
-    @invariant()
-    def books_are_what_the_oracle_says(self) -> None:
-        async def look() -> None:
-            async with read_only(self.sessions) as session:
-                balance = await ledger.balance(session, ORGANIZATION)
-                assert balance.posted == self.oracle.posted
-                assert balance.held == self.oracle.held
-                assert balance.promotional == self.oracle.free
-                assert balance.available == self.oracle.available
+        async def charge_due() -> None:
+            with suppress(OperationalError):
+                await recharge.run_due(self.sessions, self.desk.payments, clock=self.clock)
 
-        if self.gateway:
-            self.run(look())
+        self.run(charge_due())
+        self.desk.pass_time(31)
+        self.faults.clear()
+        self.fake.faults.clear()
+        self.run(charge_due())
+        self.payments.run_recharge(month, outcome)
+        if len(self.payments.payments) > len(self.intents):
+            paid = [i for i in self.fake.state.all("payment_intent") if i["status"] == "succeeded"]
+            self.intents.append(paid[-1])
+        self.desk.pass_time(120)
 
 
-@pytest.fixture
-async def template(sqlite_url: str, tmp_path: Path) -> Path:
-    """A database with one organization without credit, a key and a price."""
-    engine = create_engine(sqlite_url)
+@contextmanager
+def copied_sqlite(template: Path) -> Iterator[str]:
+    root = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="nc-books-", dir=root) as directory:
+        shutil.copyfile(template, Path(directory) / "books.sqlite3")
+        yield f"sqlite+aiosqlite:///{directory}/books.sqlite3"
+
+
+async def populate(url: str) -> None:
+    """One organization without credit, its keys and a project."""
+    engine = create_engine(url)
     async with create_sessions(engine).begin() as session:
         session.add(Organization(id=ORGANIZATION, name="m", status="active", created_at=0))
         await session.flush()
-        session.add(
-            ApiKey(
-                id="key_machine",
-                organization_id=ORGANIZATION,
-                name="k",
-                prefix="p",
-                mac="m",
-                pepper_version=1,
-                last4="last",
-                scopes="inference",
-                created_at=0,
-            )
-        )
-        session.add(
-            Price(
-                id="price_machine",
-                model="m",
-                valid_from=0,
-                input_nano_usd_per_million=int(INPUT * 10**6),
-                cached_input_nano_usd_per_million=int(CACHED * 10**6),
-                output_nano_usd_per_million=int(OUTPUT * 10**6),
-                created_at=0,
-            )
-        )
+        session.add(Balance(organization_id=ORGANIZATION, posted_nano_usd=0, held_nano_usd=0))
+        session.add(Project(id=PROJECT, organization_id=ORGANIZATION, name="p", created_at=0))
+        await session.flush()
+        for key, project in KEYS.items():
+            if key is not None:
+                values = {"name": "k", "mac": key, "pepper_version": 1, "last4": "last"}
+                values |= {"prefix": key, "scopes": "inference", "created_at": 0}
+                session.add(
+                    ApiKey(id=key, organization_id=ORGANIZATION, project_id=project, **values)
+                )
     await engine.dispose()
-    return tmp_path / "ncompass.sqlite3"
 
 
-def test_the_books_agree_with_the_oracle_whatever_happens(
-    template: Path, monkeypatch: pytest.MonkeyPatch
+def explore(
+    new_database: Callable[[], AbstractContextManager[str]],
+    fake: FakeStripe,
+    monkeypatch: pytest.MonkeyPatch,
+    max_examples: int,
 ) -> None:
+    is_long = settings.get_current_profile_name() == "long"
     monkeypatch.setattr(holds, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(BooksMachine, "template", template, raising=False)
+    monkeypatch.setattr(BooksMachine, "new_database", staticmethod(new_database), raising=False)
+    monkeypatch.setattr(BooksMachine, "fake", fake, raising=False)
     run_state_machine_as_test(
         BooksMachine,
         settings=settings(
-            max_examples=30,
-            stateful_step_count=25,
+            max_examples=settings().max_examples if is_long else max_examples,
+            stateful_step_count=60 if is_long else 30,
             deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+def test_the_books_agree_with_the_oracle_whatever_happens_on_sqlite(
+    sqlite_url: str, tmp_path: Path, fake: FakeStripe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(populate(sqlite_url))
+    template = tmp_path / "ncompass.sqlite3"
+    explore(lambda: copied_sqlite(template), fake, monkeypatch, 8)
+
+
+def test_the_books_agree_with_the_oracle_whatever_happens_on_postgresql(
+    postgresql_url: str,
+    postgresql_database_url: str,
+    fake: FakeStripe,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asyncio.run(populate(postgresql_database_url))
+    template = make_url(postgresql_database_url).database or ""
+    explore(lambda: postgresql_copy(postgresql_url, template), fake, monkeypatch, 3)

@@ -15,6 +15,7 @@ from billing.payment_profiles import find_profile, set_recharge
 from billing.stripe_client import Payments, RefundFacts
 from common.db import read_only
 from tests.billing.fake_stripe.pump import signed
+from tests.billing.fake_stripe.state import GOOD
 from tests.billing.payments import (
     CENT,
     DOLLAR,
@@ -315,3 +316,34 @@ async def test_a_refund_of_no_known_payment_touches_no_unpaid_topup(desk: Desk) 
     async with read_only(desk.sessions) as session:
         assert await session.get(Refund, "re_foreign") is None
     assert (await desk.balance()).posted == 0
+
+
+async def test_a_refund_or_dispute_that_is_heard_of_before_its_payment_counts(desk: Desk) -> None:
+    """Webhooks come in any order, and an event that was handled once is not handled again."""
+    state = desk.fake.state
+    for end in (lambda intent: state.refund(intent, 500), state.open_dispute):
+        topup = await desk.open_checkout(2_000)
+        desk.fake.pay_session(topup.session_id or "", GOOD)
+        end(state.all("payment_intent")[-1]["id"])
+    later = ("refund.created", "charge.dispute.created")
+    for event in state.events:
+        if event["type"] in later:
+            await desk.receive(*signed(event))
+    await desk.process()
+    assert (await desk.balance()).posted == 15 * DOLLAR
+    await desk.sweep()
+    assert (await desk.balance()).posted == 15 * DOLLAR
+    assert await desk.failed_checks() == []
+
+
+async def test_what_an_operator_has_released_is_not_frozen_by_the_same_news(desk: Desk) -> None:
+    topup = await desk.paid()
+    dispute = desk.fake.state.open_dispute(topup.payment_intent_id or "")
+    await disputes.converge(desk.sessions, desk.payments, dispute["id"], clock=desk.clock)
+    async with desk.sessions.begin() as session:
+        await disputes.release(session, desk.organization_id, reason="known", actor="op")
+    await disputes.converge(desk.sessions, desk.payments, dispute["id"], clock=desk.clock)
+    assert await status(desk) == "active"
+    desk.fake.state.close_dispute(dispute, "lost")
+    await disputes.converge(desk.sessions, desk.payments, dispute["id"], clock=desk.clock)
+    assert await status(desk) == "frozen"

@@ -54,8 +54,14 @@ def save_model(directory: Path, default_model_directory: Path) -> None:
         shutil.copyfile(default_model_directory / name, directory / name)
 
 
-async def populate(database_url: str, model_directory: Path) -> str:
-    """Host the model, sign a customer up; returns the key."""
+async def populate(
+    database_url: str,
+    model_directory: Path,
+    *,
+    price_of_input: int = 10**8,
+    price_of_output: int = 10**9,
+) -> str:
+    """Host the model, sign a customer up; returns the key. Nano-dollars per million tokens."""
     settings = AccountsSettings(
         api_key_peppers={1: SecretStr(PEPPER)}, argon2_memory_kib=64, argon2_iterations=1
     )
@@ -71,7 +77,13 @@ async def populate(database_url: str, model_directory: Path) -> str:
             context_length=CONTEXT_LENGTH,
             dtype="float32",
         )
-        await pricing.set_price(session, MODEL, input=10**8, cached=10**7, output=10**9)
+        await pricing.set_price(
+            session,
+            MODEL,
+            input=price_of_input,
+            cached=price_of_input // 10,
+            output=price_of_output,
+        )
         signed_up = await signup.sign_up(
             session,
             email="chaos@example.com",
@@ -93,6 +105,7 @@ class Cluster:
     var: Path
     database_url: str
     model_directory: Path
+    more_environment: dict[str, str] = field(default_factory=dict)
     redis_port: int = field(default_factory=free_port)
     node_ports: dict[str, int] = field(default_factory=lambda: {n: free_port() for n in NODES})
     processes: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
@@ -173,13 +186,19 @@ class Cluster:
             "NCOMPASS_ENGINE_KV_CACHE_MIB": "64",
             "NCOMPASS_ENGINE_KERNEL_CACHE": str(KERNELS),
             "HF_HUB_OFFLINE": "1",
+            **self.more_environment,
         }
 
 
 @contextmanager
-def running_cluster(var: Path, database_url: str, model_directory: Path) -> Iterator[Cluster]:
+def running_cluster(
+    var: Path,
+    database_url: str,
+    model_directory: Path,
+    more_environment: dict[str, str] | None = None,
+) -> Iterator[Cluster]:
     """Everything started and nothing awaited; at the end everything is killed."""
-    cluster = Cluster(var, database_url, model_directory)
+    cluster = Cluster(var, database_url, model_directory, more_environment or {})
     try:
         built(NATIVE)
         cluster.start("redis")

@@ -101,7 +101,7 @@ async def torment(cluster: Cluster, *, seconds: float, every_s: float) -> Outcom
             )
             for at in range(NUM_CUSTOMERS)
         ]
-        await _do_harm(cluster, outcome, seconds=seconds, every_s=every_s)
+        outcome.faults += await do_harm(cluster, seconds=seconds, every_s=every_s)
         is_over.set()
         await asyncio.gather(*customers)
     outcome.problems += [f"{name} ended by itself" for name in cluster.ended()]
@@ -115,7 +115,7 @@ async def _undisturbed(
 ) -> list[Try]:
     """The right answers, once the platform is up on both nodes with both workers."""
     async with asyncio.timeout(120):
-        while await _num_workers(cluster) < len(WORKERS):
+        while await num_workers(cluster) < len(WORKERS):
             await asyncio.sleep(0.2)
         for node in NODES:
             while not (await customer.ask(questions[0], node)).is_complete:
@@ -151,8 +151,12 @@ async def _keep_asking(
             outcome.problems.append(f"another answer than undisturbed: {made[-1].request_id}")
 
 
-async def _do_harm(cluster: Cluster, outcome: Outcome, *, seconds: float, every_s: float) -> None:
-    """One fault after the other, each kind in turn; what was killed starts again at once."""
+async def do_harm(cluster: Cluster, *, seconds: float, every_s: float) -> int:
+    """One fault after the other, each kind in turn; what was killed starts again at once.
+
+    Returns how many there were.
+    """
+    num_faults = 0
     faults: Iterator[Callable[[], None]] = itertools.cycle(
         [
             lambda: _restart(cluster, "worker"),
@@ -168,7 +172,8 @@ async def _do_harm(cluster: Cluster, outcome: Outcome, *, seconds: float, every_
     while asyncio.get_running_loop().time() < ends_at:
         await asyncio.sleep(every_s)
         next(faults)()
-        outcome.faults += 1
+        num_faults += 1
+    return num_faults
 
 
 def _restart(cluster: Cluster, name: str) -> None:
@@ -176,7 +181,8 @@ def _restart(cluster: Cluster, name: str) -> None:
     cluster.start(name)
 
 
-async def _num_workers(cluster: Cluster) -> int:
+async def num_workers(cluster: Cluster) -> int:
+    """Workers that are ready."""
     async with redis.asyncio.Redis.from_url(cluster.redis_url) as connection:
         broker = GatewayBroker(connection, "chaos", settings=BrokerSettings(heartbeat_cache_s=0.0))
         await broker.start()
@@ -282,12 +288,13 @@ def torment_all(kinds: tuple[str, ...], *, seconds: float, every_s: float) -> Ou
                 made = asyncio.run(torment(cluster, seconds=seconds, every_s=every_s))
                 print(f"{kind}: {made.resumed} resumed, {made.line()}", flush=True)
                 if not made.is_good:
-                    print(_last_words(cluster), flush=True)
+                    print(last_words(cluster), flush=True)
                 outcome.add(made)
     return outcome
 
 
-def _last_words(cluster: Cluster) -> str:
+def last_words(cluster: Cluster) -> str:
+    """The end of every log."""
     logs = [cluster.var / f"{name}.log" for name in cluster.names]
     tails = {log.name: log.read_text(errors="replace")[-1500:] for log in logs if log.exists()}
     return "\n".join(f"--- {name}\n{tail}" for name, tail in tails.items())

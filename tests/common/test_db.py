@@ -4,6 +4,7 @@ from typing import Any
 import aiosqlite
 import pytest
 from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
 
 from common import db
 from common.db import Sessions, database_now_us, read_only
@@ -56,4 +57,20 @@ async def test_a_statement_is_one_visit_to_sqlites_thread(
         await connection.commit()
         assert len(visits) == 3
     assert len(visits) == 3
+    await engine.dispose()
+
+
+async def test_after_a_commit_that_failed_sqlite_goes_on(sqlite_url: str) -> None:
+    engine = db.create_engine(sqlite_url)
+    async with engine.begin() as connection:
+        await connection.exec_driver_sql("CREATE TABLE parents (id INTEGER PRIMARY KEY)")
+        await connection.exec_driver_sql(
+            "CREATE TABLE children (id INTEGER REFERENCES parents DEFERRABLE INITIALLY DEFERRED)"
+        )
+    with pytest.raises(IntegrityError):
+        async with engine.begin() as connection:
+            await connection.exec_driver_sql("INSERT INTO children VALUES (1)")
+    async with engine.begin() as connection:
+        count = await connection.exec_driver_sql("SELECT count(*) FROM children")
+        assert count.scalar_one() == 0
     await engine.dispose()

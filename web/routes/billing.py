@@ -11,6 +11,7 @@ from billing import alerts, ledger, payment_profiles, topups
 from billing.errors import (
     BillingError,
     InvalidAmount,
+    InvalidPeriod,
     LedgerConflict,
     PaymentMismatch,
     PaymentRefused,
@@ -18,12 +19,14 @@ from billing.errors import (
     PaymentsUnavailable,
     WebhookRefused,
 )
+from billing.exports import MOVEMENT_COLUMNS, movements
 from billing.money import format_usd, parse_usd
 from billing.payment_models import NANO_USD_PER_CENT, BalanceAlert, PaymentProfile
 from billing.recharge import charged_this_month
 from billing.topups import ReturnPages
 from common.db import read_only
 from common.ids import new_id
+from web import exports
 from web.dependencies import Account, Posted, Services, SignedIn
 from web.forms import FormState, PostedForm
 from web.pages import get_pages
@@ -45,12 +48,25 @@ class Forms:
     topup: FormState
     recharge: FormState
     alerts: FormState
+    export: FormState
 
 
 @router.api_route("/billing", methods=["GET", "HEAD"])
 async def show_billing(request: Request, services: Services, account: SignedIn) -> Response:
     """Everything about the organization's money."""
     return await _render(request, services, account)
+
+
+@router.api_route("/billing/export", methods=["GET", "HEAD"])
+async def export_ledger(request: Request, services: Services, account: SignedIn) -> Response:
+    """Every movement of the credit in some days, as a file."""
+    form = exports.asked(request, services.clock)
+    try:
+        period = exports.period_of(form, services.clock)
+    except InvalidPeriod as error:
+        return await _render(request, services, account, export=exports.wrong(form, error))
+    pages = movements(services.sessions, account.organization_id, period)
+    return exports.answer("ledger", form, period, MOVEMENT_COLUMNS, pages)
 
 
 @router.post("/billing/topup")
@@ -161,6 +177,7 @@ async def _render(
         topup=wrong.get("topup") or FormState(values={"amount": "25.00"}),
         recharge=wrong.get("recharge") or _recharge_form(profile),
         alerts=wrong.get("alerts") or _alerts_form(alert),
+        export=wrong.get("export") or exports.asked(request, services.clock),
     )
     peppers = services.accounts_settings.api_key_peppers
     has_webhook = alert is not None and alert.webhook_url is not None

@@ -6,13 +6,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from billing import ledger, usage
+from billing.errors import InvalidPeriod
+from billing.exports import LINE_COLUMNS, REQUEST_COLUMNS, lines, requests
 from billing.models import UsageRecord
 from common.clock import to_datetime
 from common.db import read_only
+from web import exports
 from web.charts import MEASURES, usage_chart
-from web.dependencies import Services, SignedIn
+from web.dependencies import Account, Services, SignedIn
+from web.forms import FormState
 from web.pages import get_pages
 from web.routes.examples import example_request
+from web.services import WebServices
 
 router = APIRouter()
 
@@ -35,6 +40,35 @@ class ListedRequest:
 @router.api_route("/usage", methods=["GET", "HEAD"])
 async def show_usage(request: Request, services: Services, account: SignedIn) -> Response:
     """Balance, a chart of the last days, and the last requests."""
+    return await _render(request, services, account, exports.asked(request, services.clock))
+
+
+@router.api_route("/usage/export", methods=["GET", "HEAD"])
+async def export_usage(request: Request, services: Services, account: SignedIn) -> Response:
+    """Every request of some days, or their sums, as a file."""
+    form = exports.asked(request, services.clock)
+    try:
+        period = exports.period_of(form, services.clock)
+    except InvalidPeriod as error:
+        wrong = exports.wrong(form, error)
+        return await _render(request, services, account, wrong, status_code=422)
+    chosen = (services.sessions, account.organization_id)
+    for group_by in exports.GROUPINGS:
+        if form.value("by") == group_by:
+            columns = (group_by, *LINE_COLUMNS)
+            pages = lines(*chosen, group_by, period)
+            return exports.answer(f"usage-by-{group_by}", form, period, columns, pages)
+    return exports.answer("requests", form, period, REQUEST_COLUMNS, requests(*chosen, period))
+
+
+async def _render(
+    request: Request,
+    services: WebServices,
+    account: Account,
+    form: FormState,
+    *,
+    status_code: int = 200,
+) -> Response:
     settings = services.web_settings
     organization_id = account.organization_id
     async with read_only(services.sessions) as session:
@@ -43,15 +77,16 @@ async def show_usage(request: Request, services: Services, account: SignedIn) ->
             session, organization_id, settings.usage_days, clock=services.clock
         )
         records = await usage.recent(session, organization_id, settings.recent_requests)
-        requests = [_listed(record) for record in records]
+        listed = [_listed(record) for record in records]
         snippets = await example_request(request, services, session)
     measure = MEASURES.get(request.query_params.get("by", ""), MEASURES["cost"])
     return get_pages(request).render(
         request,
         "usage.html",
         account.visitor,
+        status_code=status_code,
         balance=balance,
-        is_empty=not requests,
+        is_empty=not listed,
         chart=usage_chart(
             by_day,
             measure=measure,
@@ -59,7 +94,9 @@ async def show_usage(request: Request, services: Services, account: SignedIn) ->
             num_days=settings.usage_days,
         ),
         measures=MEASURES.values(),
-        requests=requests,
+        requests=listed,
+        export=form,
+        groupings=exports.GROUPINGS,
         snippets=snippets,
     )
 
