@@ -177,8 +177,13 @@ class Choice:
         return Piece(self.index, deltas, tokens, self.finish_reason, stop)
 
     def _tokens_of_text(self) -> tuple[ShownToken, ...]:
-        """The held tokens whose text has begun to be shown; at the end, the rest is the stop's."""
-        shown = tuple(token for token in self._held_tokens if token.offset < self._num_text_bytes)
+        """The held tokens whose text has begun to be shown; at the end all but the stop's.
+
+        A special token has a name but no text, so that those behind it lag until the end.
+        """
+        is_cut = self.finish_reason is None or (self._stops is not None and self._stops.is_matched)
+        end = self._num_text_bytes if is_cut else self._num_token_bytes + 1
+        shown = tuple(token for token in self._held_tokens if token.offset < end)
         del self._held_tokens[: len(shown)]
         return shown
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from billing.money import cost, format_usd, parse_usd
-from tests.api.conftest import CONTEXT_LENGTH, MODEL, Platform
+from tests.api.conftest import CONTEXT_LENGTH, MODEL, Platform, fast_tokenizer
 from tests.api.fake_worker import Script
 
 TEXT = "Prefill comes first, decodes ride along. 🚀 Naïve café."
@@ -294,6 +294,17 @@ async def test_logprobs_cover_every_token_once(platform: Platform) -> None:
         for token in (part["logprobs"] or {}).get("content", [])
     ]
     assert streamed == content
+
+
+async def test_tokens_behind_a_special_one_have_their_logprobs_too(platform: Platform) -> None:
+    """A special token has a name and no text; what is billed is shown to the last token."""
+    special = fast_tokenizer(platform.directory).token_to_id("<|im_start|>")
+    script = Script(token_ids=(*platform.ids("one"), special, *platform.ids(" two three")))
+    platform.worker.script_of = lambda request: script
+    answer = (await platform.chat(logprobs=True)).json()
+    shown = answer["choices"][0]["logprobs"]["content"]
+    assert len(shown) + 1 == answer["usage"]["completion_tokens"]  # the end has no text either
+    assert shown[-1]["token"] == " three"
 
 
 async def test_forty_eight_requests_at_once_are_all_served(platform: Platform) -> None:

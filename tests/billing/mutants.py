@@ -168,7 +168,7 @@ BOUNDS = [
             "- self.held_nano_usd",
         ),
         ("a total begins anew every day", 'if period == "total":', "if False:"),
-        ("a project's budget bounds nothing", "Budget.project_id.in_(project_ids)", "False"),
+        ("a project's budget bounds nothing", '"project_ids": project_ids', '"project_ids": []'),
     ),
 ]
 

@@ -42,11 +42,9 @@ from tests.billing.machine_of_holds import (
 from tests.billing.oracle import KEYS, PROJECT
 from tests.billing.payment_oracle import CENT, OracleDispute, OraclePayment, OracleRefund
 from tests.billing.payments import fake, running_stripe
-from tests.conftest import postgresql_copy
+from tests.conftest import SHARED_MEMORY, postgresql_copy
 
 __all__ = ["fake", "running_stripe"]
-
-SHARED_MEMORY = Path("/dev/shm")
 
 cents = st.integers(500, 1_200)
 news = st.sampled_from(["webhooks", "hostile webhooks", "sweep"])
@@ -359,6 +357,7 @@ def explore(
     )
 
 
+@pytest.mark.slow
 def test_the_books_agree_with_the_oracle_whatever_happens_on_sqlite(
     sqlite_url: str, tmp_path: Path, fake: FakeStripe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +366,7 @@ def test_the_books_agree_with_the_oracle_whatever_happens_on_sqlite(
     explore(lambda: copied_sqlite(template), fake, monkeypatch, 8)
 
 
+@pytest.mark.slow
 def test_the_books_agree_with_the_oracle_whatever_happens_on_postgresql(
     postgresql_url: str,
     postgresql_database_url: str,

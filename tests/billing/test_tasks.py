@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import time
@@ -23,6 +24,8 @@ from tests.billing.fake_stripe.state import GOOD
 from tests.billing.payments import DOLLAR, Desk, desk, fake, running_stripe
 
 __all__ = ["desk", "fake", "running_stripe"]
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -133,6 +136,15 @@ def test_a_task_that_still_runs_is_never_handed_to_a_second_worker() -> None:
     assert (conf.worker_prefetch_multiplier, conf.task_ignore_result) == (1, True)
     for entry in conf.beat_schedule.values():
         assert entry["options"]["expires"] <= entry["schedule"]
+        assert set(entry["options"]) == {"expires"}
+
+
+def test_no_task_is_sent_for_later() -> None:
+    """celery 2599: a task with an ETA beyond the visibility timeout runs many times."""
+    for package in ("billing", "accounts", "api", "web", "infra", "common"):
+        for path in (ROOT / package).rglob("*.py"):
+            text = path.read_text()
+            assert not re.search(r"apply_async|\.delay\(|countdown=|\beta=", text), path
 
 
 @pytest.mark.slow
