@@ -1,8 +1,9 @@
 """Everything that moves money, in any order, against an oracle that shares no code with billing.
 
-Holds, prices, budgets and gifts are in `machine_of_holds`; here are the customer, their bank and
-Stripe: top-ups, refunds, disputes and automatic recharge. What they do is heard of by webhooks (in
-order or not, twice or never) or by the sweep, while commits fail and answers of Stripe are lost.
+Holds are in `machine_of_holds`, prices, budgets and gifts in `machine_of_terms`; here are the
+customer, their bank and Stripe: top-ups, refunds, disputes and automatic recharge. What they do is
+heard of by webhooks (in order or not, twice or never) or by the sweep, while commits fail and
+answers of Stripe are lost.
 
 `--hypothesis-profile=long` looks for hours (`make test-books`).
 """
@@ -28,17 +29,17 @@ from billing.models import Balance
 from billing.payment_models import Refund
 from common.clock import to_datetime
 from common.db import create_engine, create_sessions
-from tests.billing.fake_stripe.server import FakeStripe
-from tests.billing.fake_stripe.state import DECLINED, GOOD, NEEDS_OWNER, SLOW, Object
-from tests.billing.faults import Fault
-from tests.billing.machine_of_holds import (
+from tests.billing.books_under_test import (
     ORGANIZATION,
-    MachineOfHolds,
     amounts,
     fault_lists,
     positions,
     single_faults,
 )
+from tests.billing.fake_stripe.server import FakeStripe
+from tests.billing.fake_stripe.state import DECLINED, GOOD, NEEDS_OWNER, SLOW, Object
+from tests.billing.faults import Fault
+from tests.billing.machine_of_holds import MachineOfHolds
 from tests.billing.oracle import KEYS, PROJECT
 from tests.billing.payment_oracle import CENT, OracleDispute, OraclePayment, OracleRefund
 from tests.billing.payments import fake, running_stripe
