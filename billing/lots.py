@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import BigInteger, bindparam, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.models import CreditLot
@@ -75,6 +75,31 @@ async def load_open_lots(
     for lot in sorted((OpenLot(*row) for row in found), key=lambda lot: lot.order):
         lots.setdefault(lot.organization_id, []).append(lot)
     return lots
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Credit that ends together."""
+
+    amount_nano_usd: int
+    ends_at: int
+
+
+async def next_end(session: AsyncSession, organization_id: str) -> Ending | None:
+    """What ends first of an organization's credit; None when nothing of it ends."""
+    found = await session.execute(
+        select(CreditLot.expires_at, cast(func.sum(CreditLot.remaining_nano_usd), BigInteger))
+        .where(
+            CreditLot.organization_id == organization_id,
+            CreditLot.remaining_nano_usd > 0,
+            CreditLot.expires_at.is_not(None),
+        )
+        .group_by(CreditLot.expires_at)
+        .order_by(CreditLot.expires_at)
+        .limit(1)
+    )
+    row = found.one_or_none()
+    return None if row is None or row[0] is None else Ending(row[1], row[0])
 
 
 def use(lots: list[OpenLot], amount: int) -> list[Use]:

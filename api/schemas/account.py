@@ -30,6 +30,13 @@ class SignUpAnswer(ResponseBody):
     is_verification_needed: bool
 
 
+class EndingCredit(ResponseBody):
+    """Credit that ends at a time."""
+
+    amount: str
+    at: str
+
+
 class CreditsAnswer(ResponseBody):
     """`GET /v1/credits`: decimal strings in dollars with nine places."""
 
@@ -39,6 +46,8 @@ class CreditsAnswer(ResponseBody):
     available: str
     promotional: str
     paid: str
+    ends_next: EndingCredit | None
+    """What ends first of the credit that ends."""
 
 
 class NewKeyBody(RequestBody):

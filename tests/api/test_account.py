@@ -35,6 +35,7 @@ async def test_sign_up_gives_a_key_and_a_hundred_dollars_once_per_inbox(each: Pl
         "available": "100.000000000",
         "promotional": "100.000000000",
         "paid": "0.000000000",
+        "ends_next": None,
     }
     each.say("welcome")
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from billing import chart, expiry, ledger
+from billing import chart, expiry, ledger, lots
 from billing.holds import HoldWriter
 from billing.ledger import Posting
 from billing.reconcile import reconcile
@@ -62,6 +62,10 @@ async def test_what_ends_first_is_used_first(books: Books, writer: HoldWriter) -
     before = await posted(books)
     late = await give(books, "late", 9)
     await give(books, "soon", 1)
+    async with read_only(books.sessions) as session:
+        ending = await lots.next_end(session, books.organization_id)
+    assert ending is not None
+    assert (ending.amount_nano_usd, ending.ends_at < late) == (GIFT, True)
     hold = await writer.admit(books.admit())
     charge = (await writer.settle(settle_of(hold))).charge_nano_usd
     assert 0 < charge < GIFT

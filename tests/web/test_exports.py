@@ -11,10 +11,10 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from billing import exports, ledger
-from billing.models import UsageRecord
+from billing.models import CreditLot, UsageRecord
 from common.clock import to_datetime, utc_now_us
 from common.db import read_only
 from common.ids import new_id
@@ -179,3 +179,14 @@ async def test_nobody_exports_what_is_anothers(site: Site, ada: Tab) -> None:
     for path in ("/usage/export", "/billing/export"):
         text = (await stranger.client.get(path, params=LONG_DAY)).text
         assert len(text.splitlines()) == 1
+
+
+async def test_the_billing_page_says_what_ends(site: Site, tab: Tab) -> None:
+    await tab.sign_up(ADA)
+    await tab.open("/billing")
+    assert "of it ends at" not in tab.page
+    async with site.services.sessions.begin() as session:
+        await session.execute(update(CreditLot).values(expires_at=1_900_000_000_000_000))
+    await tab.open("/billing")
+    assert "of it ends at" in tab.page
+    assert "2030-03-17 17:46:40" in tab.page

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import alerts, ledger, payment_profiles, topups
+from billing import alerts, ledger, lots, payment_profiles, topups
 from billing.errors import (
     BillingError,
     InvalidAmount,
@@ -201,6 +201,7 @@ async def _figures(
 ) -> dict[str, Any]:
     return {
         "balance": await ledger.balance(session, organization_id),
+        "ending": await lots.next_end(session, organization_id),
         "transactions": await ledger.entries(session, organization_id, SHOWN_TRANSACTIONS),
         "topups": await topups.recent(session, organization_id, SHOWN_TOPUPS),
         "charged_nano_usd": NANO_USD_PER_CENT
