@@ -4,6 +4,7 @@ The policy, `planner.plan`, decides; this class carries it out: slots, block tab
 preemption, and the release of everything when a sequence ends.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -211,6 +212,8 @@ class Scheduler:
             row = self.slots.block_tables[slot, : self.slots.num_blocks[slot]].tolist()
             if self.by_slot[slot] is not sequence or row != sequence.block_table:
                 found.append(f"slot {slot} does not mirror its sequence")
+        if self.tenants.num_slots != Counter(each.request.tenant for each in admitted):
+            found.append("slots by tenant do not add up")
         if len(admitted) != self.num_running:
             found.append(f"{self.num_running} slots taken for {len(admitted)} sequences")
         return found

@@ -361,6 +361,16 @@ def test_memory_promised_to_a_tenant_that_is_ahead_is_lent_to_others() -> None:
     assert [chunk.index for chunk in contended.chunks] == [1]
 
 
+def test_the_last_free_blocks_are_lent_to_tenants_that_run_little() -> None:
+    grown = decodes([64 * 7] * 8, num_growth=13)  # 56 of 64 blocks are held: one in eight is free
+    ahead = prefill(key=9.0, num_remaining=64 * 2, surplus_s=1.0)
+    newcomer = prefill(num_remaining=64 * 2)
+    made = plan(state([ahead, newcomer], grown), LIMITS, COST)
+    assert [chunk.index for chunk in made.chunks] == [1]
+    bigger_tenant = newcomer._replace(is_kept_for=False)
+    assert plan(state([ahead, bigger_tenant], grown), LIMITS, COST).chunks == []
+
+
 def test_a_tenant_that_is_ahead_takes_no_memory_that_another_waits_for() -> None:
     big = prefill(key=1.0, num_remaining=64 * 14)
     small = prefill(key=2.0, num_remaining=64)
