@@ -35,7 +35,34 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
 }
 """By path: a body that works as it stands."""
 
+INPUT_USAGE = {
+    "prompt_tokens": 12,
+    "total_tokens": 12,
+    "cost": "0.000000240",
+    "balance_remaining": "99.999999760",
+}
+INPUT_TIMING = TIMING | {"decode_tokens_per_s": None}
+
 ANSWERS: Mapping[str, Mapping[str, Any]] = {
+    "/v1/embeddings": {
+        "object": "list",
+        "data": [{"object": "embedding", "index": 0, "embedding": [0.0123, -0.0456, 0.0789]}],
+        "model": "sentence-transformers/all-MiniLM-L6-v2",
+        "id": "embd_01jd3k0000000000000000000",
+        "usage": INPUT_USAGE,
+        "timing": INPUT_TIMING,
+    },
+    "/v1/rerank": {
+        "object": "list",
+        "results": [
+            {"index": 1, "relevance_score": 0.981},
+            {"index": 0, "relevance_score": 0.012},
+        ],
+        "model": "BAAI/bge-reranker-v2-m3",
+        "id": "rerank_01jd3k0000000000000000000",
+        "usage": INPUT_USAGE,
+        "timing": INPUT_TIMING,
+    },
     "/v1/chat/completions": {
         "id": "chatcmpl_01jd3k0000000000000000000",
         "object": "chat.completion",

@@ -34,7 +34,7 @@ GENERAL_USES = {"query": "query", "document": "document"} | {
 
 @router.post(
     "/v1/embeddings",
-    responses=errors(400, 401, 402, 403, 404, 413, 503),
+    responses=errors(400, 401, 402, 403, 404, 413, 415, 503),
     openapi_extra=body_of(EmbeddingsBody),
 )
 async def create_embeddings(

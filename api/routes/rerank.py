@@ -24,7 +24,7 @@ encode = msgspec.json.encode
 
 @router.post(
     "/v1/rerank",
-    responses=errors(400, 401, 402, 403, 404, 413, 503),
+    responses=errors(400, 401, 402, 403, 404, 413, 415, 503),
     openapi_extra=body_of(RerankBody),
 )
 async def create_rerank(

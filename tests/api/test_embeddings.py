@@ -13,6 +13,7 @@ import openai
 import pytest
 import tokenizers
 
+from api import examples
 from billing import pricing
 from billing.money import parse_usd
 from common.db import create_engine, create_sessions
@@ -140,6 +141,7 @@ async def test_texts_become_vectors_in_their_order_and_tokens_are_billed(pools: 
         expected = vector_of(requests[answer["id"] + suffix])
         assert row["embedding"] == pytest.approx(expected.tolist(), abs=1e-7)
     assert answer["model"] == EMBEDDER
+    assert answer.keys() == examples.ANSWERS["/v1/embeddings"].keys()
     usage = answer["usage"]
     assert (usage["prompt_tokens"], usage["total_tokens"]) == (10, 10)
     assert usage["cost"] == "0.000001000"
@@ -221,6 +223,7 @@ async def test_documents_are_ranked_and_the_best_come_first(pools: Pools) -> Non
     assert answer["results"][0]["relevance_score"] == pytest.approx(0.212, abs=1e-6)
     assert {request.second_text_at for request in pools.reranker.requests} == {3}
     assert answer["usage"]["total_tokens"] == 5 + 5 + 6
+    assert answer.keys() == examples.ANSWERS["/v1/rerank"].keys()
     best = (await pools.rerank("t4", documents, top_n=1)).json()["results"]
     assert [set(row) for row in best] == [{"index", "relevance_score"}]
     for wrong, param in (({"top_n": 0}, "top_n"), ({"documents": []}, "documents")):

@@ -22,6 +22,7 @@ from infra.local.fleet import Fleet
 from kernels.cpu.build import NATIVE
 from tests.engine.test_several_models import Worker
 from tests.engine.tiny import save_tiny
+from tests.engine.tiny_pooled import save_pooled, write_stages
 from tests.infra.test_supervision import wiring_of
 from tests.kernels.cpu_builds import built
 
@@ -113,6 +114,29 @@ async def test_a_model_is_checked_loaded_tested_and_live_and_a_bad_one_leaves_no
         assert beat.state == "ready", "the other one went on"
 
 
+@pytest.mark.slow
+async def test_models_that_pool_are_added_like_any_other(
+    sqlite_url: str, clean_redis: str, tmp_path: Path
+) -> None:
+    embedder, reranker = tmp_path / "org--embedder", tmp_path / "org--reranker"
+    for folder in (embedder, reranker):
+        folder.mkdir()
+        (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    save_pooled("BertConfig", embedder)
+    write_stages(embedder)
+    save_pooled("BertConfig", reranker, "AutoModelForSequenceClassification", num_labels=1)
+    async with hosts(sqlite_url, clean_redis, tmp_path) as platform:
+        for folder, kind in ((embedder, "embed"), (reranker, "rerank")):
+            added = await platform.add(folder)
+            assert added.state == "live", added.detail
+            assert f"a vector of {64 if kind == 'embed' else 1}" in added.detail
+            async with platform.sessions() as session:
+                model = await catalog.find(session, added.name)
+            assert (model.kind, model.context_length) == (kind, 160)
+        (beat,) = await platform.runner.broker.heartbeats("org/embedder")
+        assert beat.load_report.startswith("embed: mean pooling, normalised")
+
+
 def beat_of(total: int, free: int) -> Heartbeat:
     return Heartbeat(
         worker=new_id("worker"),
@@ -126,6 +150,14 @@ def beat_of(total: int, free: int) -> Heartbeat:
         memory_total_bytes=total,
         memory_free_bytes=free,
     )
+
+
+def test_what_pools_needs_no_memory_but_its_weights(tmp_path: Path) -> None:
+    save_pooled("BertConfig", tmp_path)
+    found = inspection.inspect(tmp_path, "mit", [beat_of(10**9, 10**8)])
+    assert found.footprint.weight_bytes == 4 * found.footprint.num_parameters
+    assert "of weights in fp32" in found.fit
+    assert found.fit.endswith("nothing of it is kept")
 
 
 def test_before_loading_it_says_what_fits_beside_the_weights(tmp_path: Path) -> None:
