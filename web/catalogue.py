@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -14,6 +15,7 @@ from engine.broker.gateway import GatewayBroker
 from engine.catalog import HostedModel
 from engine.errors import ModelUnavailable
 from engine.messages import Heartbeat
+from engine.pooling import ModelKind
 from web.services import WebServices
 
 HEARTBEAT_PATIENCE_S = 1.0
@@ -34,6 +36,7 @@ class ListedModel:
 
     name: str
     description: str
+    kind: ModelKind
     context_length: int
     dtype: str
     architecture: str
@@ -65,8 +68,8 @@ async def find_model(services: WebServices, name: str) -> ListedModel:
 
 
 async def first_model(session: AsyncSession) -> HostedModel | None:
-    """The model that examples name: the one that has been hosted longest."""
-    models = await catalog.live_models(session)
+    """The model that examples name: of those that write, the one that has been hosted longest."""
+    models = [each for each in await catalog.live_models(session) if each.kind == "generate"]
     return min(models, key=lambda model: (model.created_at, model.name), default=None)
 
 
@@ -92,6 +95,7 @@ def _listed(
     return ListedModel(
         name=model.name,
         description=model.description,
+        kind=cast(ModelKind, model.kind),
         context_length=model.context_length,
         dtype=model.dtype,
         architecture=model.architecture,

@@ -2,14 +2,72 @@
 
 import json
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from engine.pooling import ModelKind
 from web.settings import WebSettings
 
 KEY_VARIABLE = "$NCOMPASS_API_KEY"
 QUESTION = "Why is the sky blue?"
+DOCUMENTS = '["Air scatters blue light most.", "Bread needs yeast."]'
+
+_REQUESTS: dict[ModelKind, tuple[str, tuple[str, ...]]] = {
+    "generate": (
+        "/chat/completions",
+        (
+            '    "stream": true,',
+            '    "stream_options": {"include_usage": true},',
+            f'    "messages": [{{"role": "user", "content": {json.dumps(QUESTION)}}}]',
+        ),
+    ),
+    "embed": ("/embeddings", (f'    "input": {json.dumps(QUESTION)}',)),
+    "rerank": (
+        "/rerank",
+        (f'    "query": {json.dumps(QUESTION)},', f'    "documents": {DOCUMENTS}'),
+    ),
+}
+"""By kind of model: the route, and the lines of the body behind its name."""
+
+
+def _chat_call(model: str) -> list[str]:
+    return [
+        "stream = client.chat.completions.create(",
+        f"    model={model},",
+        f'    messages=[{{"role": "user", "content": {json.dumps(QUESTION)}}}],',
+        "    stream=True,",
+        ")",
+        "for chunk in stream:",
+        "    if chunk.choices:",
+        '        print(chunk.choices[0].delta.content or "", end="", flush=True)',
+    ]
+
+
+def _embeddings_call(model: str) -> list[str]:
+    return [
+        f"answer = client.embeddings.create(model={model}, input={json.dumps(QUESTION)})",
+        "print(len(answer.data[0].embedding), answer.data[0].embedding[:3])",
+    ]
+
+
+def _rerank_call(model: str) -> list[str]:
+    return [
+        "body = {",
+        f'    "model": {model},',
+        f'    "query": {json.dumps(QUESTION)},',
+        f'    "documents": {DOCUMENTS},',
+        "}",
+        'print(client.post("/rerank", body=body, cast_to=object))',
+    ]
+
+
+_CALLS: dict[ModelKind, Callable[[str], list[str]]] = {
+    "generate": _chat_call,
+    "embed": _embeddings_call,
+    "rerank": _rerank_call,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +79,16 @@ class Snippets:
     model: str
     key: str = KEY_VARIABLE
 
+    kind: ModelKind = "generate"
+    """What the model answers with, which decides what is asked of it."""
+
     def curl(self) -> str:
-        """A streamed chat completion."""
-        body = "\n".join(
-            (
-                "{",
-                f'    "model": {json.dumps(self.model)},',
-                '    "stream": true,',
-                '    "stream_options": {"include_usage": true},',
-                f'    "messages": [{{"role": "user", "content": {json.dumps(QUESTION)}}}]',
-                "  }",
-            )
-        )
+        """A streamed chat completion; of other models a vector, or scores."""
+        route, lines = _REQUESTS[self.kind]
+        body = "\n".join(("{", f'    "model": {json.dumps(self.model)},', *lines, "  }"))
         return " \\\n  ".join(
             (
-                f"curl -N {shlex.quote(self.base_url + '/chat/completions')}",
+                f"curl -N {shlex.quote(self.base_url + route)}",
                 f'-H "Authorization: Bearer {self.key}"',
                 '-H "Content-Type: application/json"',
                 f"-d {shlex.quote(body)}",
@@ -50,14 +103,7 @@ class Snippets:
             "from openai import OpenAI",
             "",
             f"client = OpenAI(base_url={json.dumps(self.base_url)}, api_key={key})",
-            "stream = client.chat.completions.create(",
-            f"    model={json.dumps(self.model)},",
-            f'    messages=[{{"role": "user", "content": {json.dumps(QUESTION)}}}],',
-            "    stream=True,",
-            ")",
-            "for chunk in stream:",
-            "    if chunk.choices:",
-            '        print(chunk.choices[0].delta.content or "", end="", flush=True)',
+            *_CALLS[self.kind](json.dumps(self.model)),
         ]
         return "\n".join(lines)
 

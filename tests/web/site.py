@@ -23,6 +23,7 @@ from billing.settings import BillingSettings
 from common.clock import utc_now_us
 from common.db import Sessions
 from engine import catalog
+from engine.pooling import ModelKind
 from web.app import create_app
 from web.services import WebServices
 from web.settings import WebSettings
@@ -102,7 +103,13 @@ class Site:
         self.tabs.append(tab)
         return tab
 
-    async def host(self, name: str = MODEL, *, price: tuple[int, int, int] | None = None) -> None:
+    async def host(
+        self,
+        name: str = MODEL,
+        *,
+        price: tuple[int, int, int] | None = None,
+        kind: ModelKind = "generate",
+    ) -> None:
         """Put a model with a price into the catalogue."""
         async with self.services.sessions.begin() as session:
             await catalog.add_model(
@@ -114,6 +121,7 @@ class Site:
                 context_length=8192,
                 dtype="bfloat16",
                 description="A small, quick instruction model.",
+                kind=kind,
             )
             fresh, cached, output = price or (20_000_000, 5_000_000, 80_000_000)
             await pricing.set_price(session, name, input=fresh, cached=cached, output=output)

@@ -278,3 +278,18 @@ async def test_no_page_names_another_host(tab: Tab) -> None:
         content = (await tab.client.get(f"/static/{name}")).text
         assert "http:" not in content
         assert "https:" not in content
+
+
+async def test_a_model_that_pools_is_shown_with_its_own_request(site: Site, tab: Tab) -> None:
+    await site.host("AAA/embedder", price=(10, 10, 0), kind="embed")
+    await site.host("AAA/reranker", price=(10, 10, 0), kind="rerank")
+    embedder = (await tab.open("/models/AAA/embedder")).text
+    assert "/v1/embeddings" in embedder
+    assert "client.embeddings.create(" in embedder
+    assert "/chat/completions" not in embedder
+    reranker = (await tab.open("/models/AAA/reranker")).text
+    assert "/v1/rerank" in reranker
+    assert "&#34;documents&#34;" in reranker
+    home = (await tab.open("/")).text
+    assert "/v1/chat/completions" in home
+    assert MODEL in home.split("curl -N")[1], "not the first of the list"

@@ -16,8 +16,9 @@ router = APIRouter()
 async def show_home(request: Request, services: Services, visitor: CurrentVisitor) -> HTMLResponse:
     """What this is, what it costs, and the first request."""
     models = await list_models(services, await read_heartbeats(services.broker))
-    live = [model.name for model in models if model.state in ("live", "hosted")]
-    name = next(iter(live or [model.name for model in models]), DEFAULT_MODEL)
+    writing = [model for model in models if model.kind == "generate"]
+    live = [model.name for model in writing if model.state in ("live", "hosted")]
+    name = next(iter(live or [model.name for model in writing]), DEFAULT_MODEL)
     return get_pages(request).render(
         request,
         "home.html",

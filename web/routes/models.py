@@ -76,7 +76,8 @@ async def show_model(
 ) -> Response:
     """One model; raises ModelNotFound."""
     model = await find_model(services, name)
-    snippets = Snippets(base_url(request, services.web_settings), model.name)
+    address = base_url(request, services.web_settings)
+    snippets = Snippets(address, model.name, kind=model.kind)
     return get_pages(request).render(request, "model.html", visitor, model=model, snippets=snippets)
 
 
