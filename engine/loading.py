@@ -19,9 +19,9 @@ from engine.models.choice import load_model
 from engine.models.model import KVBlocks, ModelSpec
 from engine.models.report import LoadReport
 from engine.models.text_files import has_chat_template, refuse_without_tokenizer
-from engine.planner import PlanFunction, plan
 from engine.pooling import Pooling, read_pooling
 from engine.settings import EngineSettings
+from engine.simulator.policies import POLICIES
 from kernels.cpu import library
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -45,7 +45,6 @@ def load_engine(
     directory: Path,
     settings: EngineSettings,
     *,
-    policy: PlanFunction = plan,
     pool_bytes: int | None = None,
     alone: AbstractContextManager[None] = ALONE,
 ) -> LoadedEngine:
@@ -61,7 +60,7 @@ def load_engine(
     torch.set_num_threads(1 if library.active() else num_threads(settings))
     pooling = read_pooling(directory)
     if pooling is not None:
-        return _load_pooled(directory, pooling, settings, device, policy, alone)
+        return _load_pooled(directory, pooling, settings, device, alone)
     settings = with_dtype(settings)
     dtype = DTYPES[settings.dtype]
     if settings.quantization != "none" and (device.type != "cpu" or library.active() is None):
@@ -80,7 +79,7 @@ def load_engine(
     runner = ModelRunner(model, num_blocks)
     report = replace(report, has_chat_template=has_chat_template(directory))
     machine = _Machine(directory, device, settings, alone)
-    return machine.engine(runner, runner.kv_cache, num_blocks, report, policy)
+    return machine.engine(runner, runner.kv_cache, num_blocks, report)
 
 
 def _load_pooled(
@@ -88,7 +87,6 @@ def _load_pooled(
     pooling: Pooling,
     settings: EngineSettings,
     device: torch.device,
-    policy: PlanFunction,
     alone: AbstractContextManager[None],
 ) -> LoadedEngine:
     """An engine of vectors, in fp32 whatever the settings say of models that write.
@@ -102,7 +100,7 @@ def _load_pooled(
     runner = importlib.import_module("engine.pooling_runner").PoolingRunner(model)
     num_blocks, _ = _capacity(model.spec, settings, 0)
     machine = _Machine(directory, device, settings, alone)
-    return machine.engine(runner, runner.kv_cache, num_blocks, report, policy)
+    return machine.engine(runner, runner.kv_cache, num_blocks, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,6 @@ class _Machine:
         kv_cache: KVBlocks,
         num_blocks: int,
         report: LoadReport,
-        policy: PlanFunction,
     ) -> LoadedEngine:
         """Calibrate, and make the engine."""
         settings, model, alone = self.settings, runner.model, self.alone
@@ -137,6 +134,7 @@ class _Machine:
         )
         if is_remembered:
             warm_up(model, kv_cache, num_blocks, alone=alone)
+        policy = POLICIES[settings.policy].plan
         engine = Engine(runner, settings, num_blocks, cost_model=cost_model, policy=policy)
         return LoadedEngine(engine, report, settings.dtype, torch.get_num_threads())
 

@@ -46,6 +46,8 @@ class EngineSettings(BaseSettings):
     is_prefix_cache_on: bool = True
 
     # one step
+    policy: Literal["ncompass", "vllm", "vllm-tuned", "sglang"] = "ncompass"
+    """How steps are planned. The others are their engines' rules on our kernels, to compare with."""
     max_running: int = Field(default=256, ge=1)
     """Sequences that hold KV blocks at the same time."""
     kept_slots_share: float = Field(default=1 / 16, ge=0, lt=1)

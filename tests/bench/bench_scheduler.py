@@ -273,7 +273,7 @@ def _live_settings() -> EngineSettings:
 def _run_live(
     model: Path, settings: EngineSettings, policy: Policy, requests: list[TracedRequest]
 ) -> tuple[RunLedger, Machine]:
-    loaded = load_engine(model, settings, policy=policy.plan)
+    loaded = load_engine(model, settings.model_copy(update={"policy": policy.name}))
     engine = loaded.engine
     cost_model: CostModel | None = engine.cost_model
     assert cost_model is not None

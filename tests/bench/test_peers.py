@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from tokenizers import Tokenizer
 
+from engine.settings import EngineSettings
 from tests.bench.peers import matrix as matrix_module
 from tests.bench.peers.cells import BURST, Cell, CellKey, CellStore
 from tests.bench.peers.client import Client
@@ -26,7 +27,7 @@ from tests.bench.peers.figures import (
 )
 from tests.bench.peers.matrix import Matrix, TimeIsUp, alternating
 from tests.bench.peers.search import bracket, next_rate
-from tests.bench.peers.servers import Contestant, Server
+from tests.bench.peers.servers import OUR_SETTINGS, Contestant, Server
 from tests.bench.peers.traces import TRACES, make_requests, vocabulary
 
 AGAINST = Comparison("", "bf16", "ours", "vllm_tuned")
@@ -197,3 +198,10 @@ def test_the_curve_is_a_picture_of_every_engine() -> None:
     assert root.tag.endswith("svg")
     lines = [element for element in root.iter() if element.tag.endswith("polyline")]
     assert len(lines) == 4
+
+
+@pytest.mark.parametrize("name", OUR_SETTINGS)
+def test_our_configurations_are_settings_of_the_engine(name: str) -> None:
+    _, _, settings = OUR_SETTINGS[name]
+    validated = EngineSettings.model_validate(settings)
+    assert validated.model_fields_set == settings.keys() <= EngineSettings.model_fields.keys()

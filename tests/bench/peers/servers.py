@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from pydantic import ValidationError
 
-from engine.settings import EngineSettings
+from engine.simulator.policies import PEER_WINDOW
 from tests.bench.peers.environment import ENVIRONMENT, vllm_preloads
 from tests.bench.platform import run_platform
 from tests.services import free_port
@@ -48,28 +47,21 @@ class Contestant:
 OUR_SETTINGS: Mapping[str, tuple[str, str, dict[str, str]]] = {
     "ours": ("nCompass, bf16", "bf16", {"dtype": "bf16"}),
     "ours_int8": ("nCompass, int8", "int8", {"dtype": "bf16", "quantization": "int8"}),
-    "ours_as_vllm": ("nCompass, vLLM's policy", "bf16", {"dtype": "bf16", "policy": "vllm"}),
+    "ours_as_vllm": (
+        "nCompass, vLLM's policy",
+        "bf16",
+        {"dtype": "bf16", "policy": "vllm", "take_window": str(PEER_WINDOW)},
+    ),
 }
 """By name: title, precision, settings of the engine."""
 
 
 def our_engines() -> list[Contestant]:
-    """Ours in every configuration that this engine has."""
+    """Ours in every configuration."""
     return [
         _ours(name, title, precision, settings)
         for name, (title, precision, settings) in OUR_SETTINGS.items()
-        if _is_known(settings)
     ]
-
-
-def _is_known(settings: Mapping[str, str]) -> bool:
-    if settings.keys() - EngineSettings.model_fields.keys():
-        return False
-    try:
-        EngineSettings.model_validate(settings)
-    except ValidationError:
-        return False
-    return True
 
 
 def _ours(name: str, title: str, precision: str, settings: Mapping[str, str]) -> Contestant:
