@@ -66,12 +66,14 @@ class Authorization:
         Raises CutShort when it has waited for long enough, or waiting is in vain; LedgerUnavailable
         when nobody knows how much credit there is; HoldFenced when the hold is another's by now.
         """
-        if not self._is_used_up or self._asking is None:
+        if self._asking is None:
             return None
-        if self._asking.done() and (error := self._asking.exception()) is not None:
-            raise _ended_by(error)
-        if self._shortage is None:
+        failure = self._asking.exception() if self._asking.done() else None
+        if (failure is None and self._shortage is None) or not self._is_used_up:
             return None
+        if failure is not None:
+            raise _ended_by(failure)
+        assert self._shortage is not None
         now_s = time.monotonic()
         is_new = self._paused_at_s is None
         if self._paused_at_s is None:

@@ -28,6 +28,8 @@ from tests.engine.fake_model import FakeModel
 from tests.engine.worker_threads import WorkerThreads
 
 VOCAB_SIZE = 49_152
+pytestmark = pytest.mark.slow
+
 NUM_BLOCKS = 8
 NUM_TOKENS = 120
 AFFORDED = 70

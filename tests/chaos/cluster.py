@@ -173,6 +173,9 @@ class Cluster:
             "NCOMPASS_REDIS_URL": self.redis_url,
             "NCOMPASS_ACCOUNTS_API_KEY_PEPPERS": json.dumps({"1": PEPPER}),
             "NCOMPASS_WEB_COOKIE_SECRET": "a cookie secret for chaos, long enough",
+            # So small that every answer lives through several extensions.
+            "NCOMPASS_BILLING_SLICE_TOKENS": "16",
+            "NCOMPASS_API_CREDIT_PAUSE_S": "2",
             "NCOMPASS_BILLING_GATEWAY_LEASE_S": "4",
             "NCOMPASS_BILLING_GATEWAY_RENEW_EVERY_S": "1",
             "NCOMPASS_BILLING_SWEEP_EVERY_S": "1",

@@ -11,7 +11,7 @@ from engine.broker.keys import Keys
 from engine.broker.settings import BrokerSettings
 from engine.broker.worker import WorkerBroker
 from engine.errors import ModelUnavailable, RequestLost
-from engine.messages import Cancel, CheckIntegrity, GenerateRequest, Heartbeat
+from engine.messages import Cancel, CheckIntegrity, Extend, GenerateRequest, Heartbeat
 from tests.engine.broker.conftest import MODEL, SETTINGS, Gateways, Workers
 from tests.engine.broker.requests import new_frame, new_request, step_of
 
@@ -106,6 +106,37 @@ async def test_confirming_twice_queues_once(new_gateway: Gateways, new_worker: W
     assert await take(worker) == [request]
     await gateway.confirm(request)
     assert await take(worker) == []
+
+
+async def test_a_fence_reaches_whoever_runs_the_request_or_will(
+    new_gateway: Gateways, new_worker: Workers, client: redis.Redis
+) -> None:
+    gateway, worker = await started(new_gateway), new_worker()
+    stream = await gateway.submit(new_request(), confirmed=False)
+    stream.authorize(3)
+    await gateway.confirm(stream.request)
+    stream.authorize(5)
+    await gateway.extend(stream.request)
+    [taken] = await take(worker)
+    assert taken.authorized_tokens == 5, "while it was queued"
+    stream.authorize(8)
+    for _ in range(2):
+        await gateway.extend(stream.request)
+    said = Extend(request_id=taken.request_id, authorized_tokens=8)
+    assert await asyncio.to_thread(worker.control) == [said, said]
+
+    # Its worker dies before the first frame, and the next one knows the fence.
+    client.zadd(KEYS.prefix + "lease", {taken.request_id: 0})
+    other = new_worker("worker-2")
+    await eventually(lambda: client.zcard(KEYS.prefix + "lease") == 0)
+    [again] = await take(other)
+    assert (again.attempt, again.authorized_tokens) == (2, 8)
+
+
+async def test_an_extension_of_what_nobody_knows_changes_nothing(new_gateway: Gateways) -> None:
+    gateway = await started(new_gateway)
+    await gateway.extend(new_request())
+    assert gateway.num_streams == 0
 
 
 async def test_a_late_confirmation_of_an_expired_request_still_queues_it(
