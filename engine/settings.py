@@ -54,7 +54,7 @@ class EngineSettings(BaseSettings):
     """Part of these that only tenants who run few of them may take: no flood takes the last one."""
     max_step_tokens: int = Field(default=2048, ge=64)
     """Bound of the activations; also the whole budget while there is no cost model."""
-    step_s: float = Field(default=0.25, gt=0)
+    step_s: float = Field(default=0.3, gt=0)
     """Seconds of prefill in one step while sequences decode; one that ends a prompt may end sooner.
 
     On a simulated 2-core CPU (2 x 600 requests of the small load at 90 % of capacity) 0.15 has a mean

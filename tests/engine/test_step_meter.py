@@ -21,6 +21,10 @@ COST = CostModel(
 )
 
 
+STEP_S = 0.15
+"""150 tokens by the calibrated model."""
+
+
 class TimedEngine:
     """An engine whose clock says that each step takes what `step_s` makes of its work."""
 
@@ -42,7 +46,7 @@ class TimedEngine:
         runner.run = timed  # type: ignore[method-assign, assignment]  # wrapped for the test
         self.engine = Engine(
             runner,
-            EngineSettings(max_step_tokens=1024),
+            EngineSettings(max_step_tokens=1024, step_s=STEP_S),
             num_blocks,
             cost_model=COST,
             now_us=lambda: self.now_us,
@@ -107,9 +111,8 @@ def test_a_model_that_is_often_wrong_is_dropped_for_a_budget_in_tokens() -> None
     assert not timed.engine.stats.is_prediction_trusted
     timed.work.clear()
     timed.run(400)
-    fitting_s = EngineSettings().step_s  # 150 tokens by the calibrated model
     assert [work.num_tokens for work in timed.work][:2] == [128, 128]
-    assert timed.work[0].num_tokens * COST.per_token_s <= fitting_s
+    assert timed.work[0].num_tokens * COST.per_token_s <= STEP_S
 
 
 def test_without_calibration_everything_still_runs() -> None:
