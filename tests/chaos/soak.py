@@ -7,7 +7,7 @@ is used up all the time; the fake Stripe takes top-ups and its webhooks come twi
 not at all. Customers stream, wait for the whole answer, or hang up. In the end nothing is held, each
 answer was billed once for exactly the tokens that its customer saw, what broke off was free or billed
 for no less than was seen, and the credit is what was paid in less what was charged. The last line is
-`faults=… requests=… hung_up=… refused=… topups=… wrong=0`.
+`faults=… requests=… hung_up=… refused=… topups=… failed=… wrong=0`; what failed was answered 500.
 """
 
 import argparse
@@ -36,6 +36,7 @@ from tests.billing.fake_stripe.pump import WEBHOOK_SECRET
 from tests.billing.fake_stripe.server import API_KEY, FakeStripe
 from tests.billing.payments import settings_of
 from tests.chaos.cluster import (
+    NODES,
     WORKERS,
     Cluster,
     populate,
@@ -88,7 +89,8 @@ async def soak(
             for seed in range(NUM_CUSTOMERS)
         ]
         is_over = asyncio.Event()
-        lives = [asyncio.create_task(one.live(is_over)) for one in (payer, *customers)]
+        lives = [asyncio.create_task(customer.live(is_over)) for customer in customers]
+        lives.append(asyncio.create_task(payer.live(is_over)))
         num_faults = await do_harm(cluster, seconds=seconds, every_s=every_s)
         is_over.set()
         await asyncio.gather(*lives)
@@ -182,6 +184,12 @@ async def wrong_credit(sessions: Sessions, payer: Payer) -> list[str]:
     return [] if posted == expected else [f"the credit is {posted} and should be {expected}"]
 
 
+def failures(cluster: Cluster) -> list[str]:
+    """What the API nodes themselves did not expect: a customer has been answered 500."""
+    logs = [(cluster.var / f"{node}.log").read_text(errors="replace") for node in NODES]
+    return [line for log in logs for line in log.splitlines() if "request_failed" in line]
+
+
 def soak_all(kinds: list[str], *, seconds: float, every_s: float) -> tuple[dict[str, int], int]:
     """A run on a database of each kind; returns the sums and how many things are wrong."""
     total: Counter[str] = Counter()
@@ -206,9 +214,11 @@ def soak_all(kinds: list[str], *, seconds: float, every_s: float) -> tuple[dict[
                 counts, problems = asyncio.run(
                     soak(cluster, fake, seconds=seconds, every_s=every_s)
                 )
+                unexpected = failures(cluster)
+                counts["failed"] = len(unexpected)
                 print(f"{kind}: {counts}", flush=True)
-                for problem in problems:
-                    print(problem, flush=True)
+                for line in unexpected + problems:
+                    print(line, flush=True)
                 if problems:
                     print(last_words(cluster), flush=True)
         fake.stop()
