@@ -48,6 +48,8 @@ UNREACHABLE = (OperationalError, InterfaceError, PoolTimeout, OSError)
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 STOP_PATIENCE_S = 10.0
+CLOSINGS_PASSED_OVER = 2
+"""Turns in a row; then they are in the next group, whoever else waits."""
 
 Result = Hold | Settlement
 Answer = Result | PlatformError
@@ -97,6 +99,8 @@ class HoldWriter:
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._num_passes = 0
+        """Turns in a row in which closings had to wait for openings."""
 
     async def start(self) -> None:
         """Begin to take operations."""
@@ -177,8 +181,7 @@ class HoldWriter:
         pause_s = FIRST_PAUSE_S
         while self._waiting or not self._is_stopping:
             await self._arrived.wait()
-            size = min(len(self._waiting), self._max_group)
-            group = [self._waiting.popleft() for _ in range(size)]
+            group = self._next_group()
             if not self._waiting and not self._is_stopping:
                 self._arrived.clear()
             try:
@@ -194,6 +197,24 @@ class HoldWriter:
                 raise
             # Callers and abandoned admissions react before the writer looks whether it may end.
             await asyncio.sleep(0)
+
+    def _next_group(self) -> list[_Waiting]:
+        """What is committed together: while openings wait, they go without the closings.
+
+        Somebody waits for a first token behind each opening; behind a closing, only for its bill.
+        Of one request the opening comes first in any case, so that nothing is overtaken by itself.
+        """
+        openings = [waiting for waiting in self._waiting if not waiting.is_closing]
+        is_mixed = 0 < len(openings) < len(self._waiting)
+        if is_mixed and self._num_passes < CLOSINGS_PASSED_OVER:
+            self._num_passes += 1
+            group = openings[: self._max_group]
+            chosen = {id(waiting) for waiting in group}
+            self._waiting = deque(one for one in self._waiting if id(one) not in chosen)
+            return group
+        self._num_passes = 0
+        size = min(len(self._waiting), self._max_group)
+        return [self._waiting.popleft() for _ in range(size)]
 
     async def _commit(self, group: Sequence[_Waiting]) -> None:
         """Write a group; when the group fails as a whole, each member alone."""

@@ -44,7 +44,7 @@ def plan(arguments: argparse.Namespace, words: Words) -> dict[str, dict[str, Mea
 
     def streams(count: int, rate: float) -> Measure:
         return lambda served: cells.open_streams(
-            served, words, num_streams=count, opened_per_s=rate, steady_s=10
+            served, words, num_streams=count, opened_per_s=rate, steady_s=arguments.steady
         )
 
     def stall(served: Served) -> Coroutine[Any, Any, Cell]:
@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200.0, help="requests a second")
     parser.add_argument("--concurrency", type=int, default=32, help="of the closed loop")
     parser.add_argument("--streams", type=int, default=STREAMS)
+    parser.add_argument("--steady", type=float, default=10.0, help="seconds with all streams open")
     parser.add_argument("--opened", type=float, default=100.0, help="streams opened a second")
     parser.add_argument("--only", default="", help="e.g. nCompass/open,LiteLLM")
     parser.add_argument("--output", type=Path, default=Path("var/bench/gateway.json"))
