@@ -15,6 +15,7 @@ from api.routes import (
     credits,  # noqa: A004 - the thing's own name
     embeddings,
     health,
+    hosting,
     keys,
     messages,
     model_requests,
@@ -47,6 +48,7 @@ ROUTERS = (
     budgets.router,
     model_requests.router,
     admin.router,
+    hosting.router,
     webhooks.router,
 )
 

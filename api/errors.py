@@ -178,6 +178,8 @@ RENDERINGS: dict[type[PlatformError], Rendering] = {
     ScopeMissing: Rendering(403, "permission_error"),
     # tokens
     engine.ModelNotFound: Rendering(404, param="model"),
+    engine.AdditionRefused: Rendering(400, param="source"),
+    engine.AdditionNotFound: Rendering(404),
     engine.PromptTooLong: Rendering(400),
     engine.TemplateRejected: Rendering(400, param="messages"),
     engine.ModelUnavailable: Rendering(503, UNAVAILABLE, should_retry=True),
@@ -196,6 +198,7 @@ RENDERINGS: dict[type[PlatformError], Rendering] = {
     billing.PaymentMismatch: Rendering(400),
     billing.PaymentsOff: Rendering(404),
     billing.InvalidAmount: Rendering(400, param="amount"),
+    billing.InvalidPrice: Rendering(400, param="input_price"),
     billing.LedgerConflict: Rendering(400, param="idempotency_key"),
 }
 

@@ -1,5 +1,6 @@
 """Prices: versioned and immutable. A request keeps the price that it was admitted at."""
 
+import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -11,6 +12,7 @@ from common.ids import new_id
 
 __all__ = [
     "Price",
+    "Terms",
     "check_price",
     "current_price",
     "current_prices",
@@ -18,6 +20,29 @@ __all__ = [
     "promote",
     "set_price",
 ]
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """A price that is to be set later, as it is kept until then: nano-dollars per million tokens."""
+
+    input: int
+    cached: int
+    output: int
+
+    @classmethod
+    def checked(cls, input: int, cached: int, output: int) -> "Terms":  # noqa: A002
+        """Terms that some model may have. Raises InvalidPrice."""
+        check_price(input, cached, output)
+        return cls(input, cached, output)
+
+    def encode(self) -> str:
+        """As text; `decode` reads it."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> "Terms":
+        """What `encode` wrote."""
+        return msgspec.json.decode(text, type=cls)
 
 
 async def current_price(session: AsyncSession, model: str, *, clock: Clock = utc_now_us) -> Price:

@@ -15,24 +15,12 @@ from common.clock import utc_now_us
 from common.db import Base
 from common.ids import new_id
 from engine.catalog import HostedModel
-from engine.errors import EngineError
+from engine.errors import AdditionNotFound, AdditionRefused
 
 AdditionState = Literal["waiting", "fetching", "checking", "loading", "testing", "live", "failed"]
 OPEN_STATES: tuple[AdditionState, ...] = ("waiting", "fetching", "checking", "loading", "testing")
 DETAIL_LENGTH_MAX = 1000
 MAX_OPEN = 100
-
-
-class AdditionRefused(EngineError):
-    """What was asked for is hosted, or on its way, already."""
-
-    code = "model_addition_refused"
-
-
-class AdditionNotFound(EngineError):
-    """There is no such addition."""
-
-    code = "model_addition_not_found"
 
 
 class ModelAddition(Base):

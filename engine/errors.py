@@ -7,6 +7,8 @@ EngineError
 ├── TemplateRejected      the model's chat template refused these messages (400)
 ├── RequestLost           the worker died or the stream has a gap (our fault)
 ├── ModelRefused          a checkpoint that cannot be hosted; the message says why
+├── AdditionRefused       the model is hosted, or on its way, already
+├── AdditionNotFound      nobody has asked for this model to be added
 └── SimulationRefused     what a simulation was asked for makes no sense
     ├── TraceRejected     a load that cannot be read; the message names the line
     └── MachineUnknown    neither a known machine nor a file that describes one
@@ -41,6 +43,14 @@ class RequestLost(EngineError):
 
 class ModelRefused(EngineError):
     code = "model_refused"
+
+
+class AdditionRefused(EngineError):
+    code = "model_addition_refused"
+
+
+class AdditionNotFound(EngineError):
+    code = "model_addition_not_found"
 
 
 class SimulationRefused(EngineError):

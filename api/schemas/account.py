@@ -224,6 +224,8 @@ class WorkerObject(ResponseBody):
     utilisation: UtilisationObject
     cost_model: CostModelObject | None
     load_report: str
+    memory_total_bytes: int
+    memory_free_bytes: int
 
 
 class WorkerList(ResponseBody):

@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import pricing
 from billing.money import format_usd, parse_usd
-from billing.pricing import Price
+from billing.pricing import Price, Terms
 from common.clock import MICROSECONDS_PER_SECOND, utc_now_us
 from engine import additions, catalog
 from engine.additions import ModelAddition
@@ -22,7 +21,6 @@ from engine.messages import Heartbeat
 from infra.cli.connections import run_in_transaction, run_with_broker
 from infra.errors import NotRunning
 from infra.local import ready_file
-from infra.local.additions import Terms
 from infra.settings import InfraSettings
 
 app = typer.Typer(no_args_is_help=True)
@@ -52,8 +50,7 @@ def add(
     """Host a model: fetched, checked, loaded and tested beside all that runs, then callable."""
     var = InfraSettings().var.resolve()
     ready_file.read(var)  # says what to do where nothing runs
-    prices = _prices(input_price, cached_price, output_price)
-    terms = msgspec.json.encode(Terms(*prices)).decode()
+    terms = Terms.checked(*_prices(input_price, cached_price, output_price))
 
     async def ask(session: AsyncSession) -> str:
         addition = await additions.ask(
@@ -62,7 +59,7 @@ def add(
             name=name,
             description=description,
             licence=licence,
-            terms=terms,
+            terms=terms.encode(),
         )
         return addition.id
 
@@ -209,7 +206,6 @@ def _beats(model: str) -> list[Heartbeat]:
 
 def _prices(*dollars: str) -> tuple[int, int, int]:
     given, cached, output = (parse_usd(price) for price in dollars)
-    pricing.check_price(given, cached, output)
     return given, cached, output
 
 

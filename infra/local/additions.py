@@ -9,11 +9,11 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from billing import pricing
+from billing.pricing import Terms
 from common.db import Sessions, read_only
 from common.errors import PlatformError
 from engine import additions, catalog
@@ -30,14 +30,6 @@ logger = structlog.get_logger(__name__)
 POLL_S = 0.5
 LOAD_TIMEOUT_S = 1800.0
 SHOWN_ANSWER = 120
-
-
-class Terms(msgspec.Struct, frozen=True):
-    """`ModelAddition.terms`: the price, in nano-dollars per million tokens."""
-
-    input: int
-    cached: int
-    output: int
 
 
 @dataclass(slots=True)
@@ -119,7 +111,7 @@ class Additions:
     ) -> None:
         """Price and catalogue change in one transaction; whoever wished for it is told so."""
         facts = inspection.facts
-        terms = msgspec.json.decode(addition.terms, type=Terms)
+        terms = Terms.decode(addition.terms)
         async with self.sessions.begin() as session:
             await pricing.set_price(
                 session,

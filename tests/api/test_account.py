@@ -8,6 +8,7 @@ import pytest
 
 from accounts.throttle import Throttle
 from billing.money import parse_usd
+from engine import additions
 from tests.api.conftest import MODEL, PASSWORD, Platform, Populated, open_platform
 from tests.api.test_validation import assert_envelope
 
@@ -170,6 +171,36 @@ async def test_an_operator_adjusts_credit_once_per_key(each: Platform) -> None:
         assert_envelope(response, 400, next(iter(change)))
     nobody = body | {"organization": "org_none", "idempotency_key": "third"}
     assert_envelope(await each.post("/v1/admin/credits/adjust", nobody, customer=operator), 404)
+
+
+async def test_an_operator_asks_for_a_model_and_sees_how_far_it_has_come(each: Platform) -> None:
+    operator = await each.issue(each.customer)
+    prices = {"input_price": "0.10", "cached_price": "0.02", "output_price": "0.40"}
+    body = {"source": "owner/name", "licence": "mit"} | prices
+    for change, param in (
+        ({"cached_price": "0.2"}, "input_price"), ({"input_price": "-1"}, "input_price"),
+        ({"input_price": "x"}, None), ({"source": ""}, "source"), ({"name": MODEL}, "source"),
+    ):  # fmt: skip
+        response = await each.post("/v1/admin/models", body | change, customer=operator)
+        error = assert_envelope(response, 400)
+        assert param is None or error["param"] == param
+    response = await each.post("/v1/admin/models", body, customer=operator)
+    assert response.status_code == 202, response.text
+    addition = response.json()
+    assert (addition["state"], addition["source"]) == ("waiting", "owner/name")
+    again = await each.post("/v1/admin/models", body, customer=operator)
+    assert "is being added already" in assert_envelope(again, 400)["message"]
+
+    async with each.services.sessions.begin() as session:
+        await additions.note(session, addition["id"], "checking", "reading", name="owner/name")
+        await additions.note(session, addition["id"], "failed", "it has no licence")
+    path, headers = f"/v1/admin/models/{addition['id']}", operator.headers
+    found = (await each.client.get(path, headers=headers)).json()
+    assert (found["state"], found["failed_step"]) == ("failed", "checking")
+    assert (found["model"], found["detail"]) == ("owner/name", "it has no licence")
+    listed = (await each.client.get("/v1/admin/models", headers=headers)).json()
+    assert [one["id"] for one in listed["data"]] == [addition["id"]]
+    assert_envelope(await each.client.get("/v1/admin/models/none", headers=headers), 404)
 
 
 async def test_an_operator_sees_the_workers(platform: Platform) -> None:

@@ -63,6 +63,8 @@ def _attempts(platform: Platform, bob: Customer, generation: str) -> dict[tuple[
         return lambda: client.post(path, json=named, headers=mine, params=query)
 
     adjust = {"organization": bob.organization_id, "amount": "-1", "reason": "mine now"}
+    prices = {"input_price": "1", "cached_price": "1", "output_price": "1"}
+    add_model = {"source": "some/model"} | prices
     sign_up = {"email": bob.email, "password": PASSWORD}
     return {
         ("GET", "/health"): (get("/health"), {200}),
@@ -108,6 +110,9 @@ def _attempts(platform: Platform, bob: Customer, generation: str) -> dict[tuple[
         ),
         ("POST", "/v1/webhooks/stripe"): (post("/v1/webhooks/stripe", {"id": "evt_1"}), {400}),
         ("GET", "/v1/admin/workers"): (get("/v1/admin/workers"), {403}),
+        ("POST", "/v1/admin/models"): (post("/v1/admin/models", add_model), {403}),
+        ("GET", "/v1/admin/models"): (get("/v1/admin/models"), {403}),
+        ("GET", "/v1/admin/models/{addition_id}"): (get("/v1/admin/models/any"), {403}),
     }
 
 

@@ -12,8 +12,8 @@ from billing import pricing
 from common.db import create_engine, create_sessions
 from common.ids import new_id
 from engine import additions, catalog
-from engine.additions import AdditionRefused, ModelAddition
-from engine.errors import ModelRefused
+from engine.additions import ModelAddition
+from engine.errors import AdditionRefused, ModelRefused
 from engine.messages import Heartbeat
 from infra.connections import open_broker
 from infra.local import inspection
