@@ -29,6 +29,7 @@ from engine.messages import (
     TokenFrame,
     TokenLogprob,
     Utilisation,
+    WorkerState,
 )
 
 TICK_S = 0.004
@@ -96,6 +97,8 @@ class FakeWorker:
     is_taking: bool = True
     total_kv_tokens: int = 0
     """Room in its KV cache; 0: it does not say."""
+    state: WorkerState = "ready"
+    """What its heartbeats say; only a ready one takes requests."""
     is_dead: bool = False
     """Says nothing any more, not even a heartbeat: as after kill -9."""
 
@@ -149,7 +152,7 @@ class FakeWorker:
             exchange = broker.exchange(
                 frames_by_node=by_node,
                 finished=finished,
-                room=TakeRoom(64, 0) if self.is_taking else NO_ROOM,
+                room=TakeRoom(64, 0) if self.is_taking and self.state == "ready" else NO_ROOM,
             )
             for message in exchange.control:
                 if isinstance(message, Cancel):
@@ -286,7 +289,7 @@ class FakeWorker:
             worker=self.name,
             model=self.model,
             revision="test",
-            state="ready",
+            state=self.state,
             sent_ms=time.time_ns() // 1_000_000,
             pid=os.getpid(),
             dtype="float32",

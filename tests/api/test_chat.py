@@ -394,6 +394,29 @@ async def test_a_waiting_stream_is_told_its_position(platform: Platform) -> None
     assert blocks[len(comments) + 1].startswith("data: ")
 
 
+async def test_a_model_that_is_not_in_memory_is_waited_for_and_one_that_failed_is_503(
+    platform: Platform,
+) -> None:
+    platform.say("at last")
+    platform.worker.state = "unloaded"
+    await asyncio.sleep(0.5)
+    asking = asyncio.create_task(platform.chat(stream=True))
+    await asyncio.sleep(1.5)  # longer than a model without any worker is waited for
+    platform.worker.state = "ready"
+    response = await asking
+    comments = [line for line in response.text.split("\n\n") if line.startswith(": queued")]
+    assert comments[0] == ": queued position=0 model=loading"
+    assert joined(events(response)) == "at last"
+
+    platform.worker.state = "failed"
+    await asyncio.sleep(0.5)
+    before = await platform.settled()
+    answer = await platform.chat()
+    assert answer.status_code == 503, answer.text
+    assert answer.json()["error"]["code"] == "model_unavailable"
+    assert await platform.settled() == before
+
+
 async def test_greedy_below_a_tiny_temperature(platform: Platform) -> None:
     platform.worker.script_of = lambda request: Script(platform.ids("x"))
     await platform.chat(temperature=1e-9)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import ROOT, RunningPlatform, wait_until
+from tests.engine.tiny import save_tiny
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -230,6 +231,38 @@ def test_the_command_line_adjusts_credit_and_proves_the_books(platform: RunningP
     assert "DIFF" not in proof.stdout
     integrity = platform.ncompass("check-integrity")
     assert integrity.returncode == 0, integrity.stdout + integrity.stderr
+
+
+def test_a_model_is_added_while_the_platform_runs_and_a_bad_one_leaves_nothing(
+    platform: RunningPlatform, tmp_path: Path
+) -> None:
+    prices = ["--input-price", "0.1", "--cached-price", "0.02", "--output-price", "0.4"]
+    for name in ("tiny", "bad"):
+        (tmp_path / name).mkdir()
+        save_tiny("LlamaConfig", tmp_path / name)
+    config = tmp_path / "bad" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 4}))
+
+    refused = platform.ncompass("models", "add", str(tmp_path / "tiny"), *prices)
+    assert refused.returncode == 1
+    assert "ncompass: checking: the checkpoint names no licence" in refused.stderr
+    licensed = [*prices, "--licence", "mit"]
+    refused = platform.ncompass("models", "add", str(tmp_path / "bad"), *licensed)
+    assert refused.returncode == 1
+    assert "ncompass: loading: the checkpoint lacks the tensor" in refused.stderr
+
+    added = platform.ncompass("models", "add", str(tmp_path / "tiny"), *licensed)
+    assert added.returncode == 0, added.stderr
+    assert "requests of 1,024 tokens at once" in added.stdout
+    assert "tiny takes requests now" in added.stdout
+    time.sleep(1.1)  # the API's catalogue is at most so old
+    answer = client_of(platform).completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=4)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 4
+    assert {model.id for model in client_of(platform).models.list()} == {MODEL, "tiny"}
+    shown = platform.ncompass("models", "show", "tiny").stdout
+    assert "worker  ready: fused" in shown
+    assert platform.ncompass("models", "remove", "tiny").returncode == 0
 
 
 def test_holds_of_a_killed_api_process_are_closed_and_it_comes_back(
