@@ -27,6 +27,8 @@ ROOT = Path(__file__).parents[2]
 Row = dict[str, Any]
 Measure = Callable[[Served], Coroutine[Any, Any, Cell]]
 CELLS = ("open", "closed", "streams", "stall")
+LITELLM_RATE = 50.0
+"""It answers some hundred requests a second, and would not answer 200 at all."""
 PEER_STREAMS = 300
 """LiteLLM's proxy delivers some 1,100 to 1,250 tokens a second: 400 of these streams."""
 
@@ -36,6 +38,10 @@ def plan(arguments: argparse.Namespace, words: Words) -> dict[str, dict[str, Mea
 
     def opened(served: Served) -> Coroutine[Any, Any, Cell]:
         return cells.open_loop(served, words, rate=arguments.rate, seconds=arguments.seconds)
+
+    def opened_slowly(served: Served) -> Coroutine[Any, Any, Cell]:
+        rate = min(arguments.rate, LITELLM_RATE)
+        return cells.open_loop(served, words, rate=rate, seconds=arguments.seconds)
 
     def closed(served: Served) -> Coroutine[Any, Any, Cell]:
         return cells.closed_loop(
@@ -53,7 +59,8 @@ def plan(arguments: argparse.Namespace, words: Words) -> dict[str, dict[str, Mea
     both: dict[str, Measure] = {"open": opened, "closed": closed}
     ours = both | {"streams": streams(arguments.streams, arguments.opened), "stall": stall}
     peers = both | {"streams": streams(PEER_STREAMS, 30)}
-    return {DIRECT: both, OURS: ours, LITELLM: peers, PORTKEY: peers}
+    slow = peers | {"open": opened_slowly}
+    return {DIRECT: both, OURS: ours, LITELLM: slow, PORTKEY: peers}
 
 
 def measure(

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import random
 import time
 from dataclasses import asdict, dataclass
@@ -123,8 +124,8 @@ async def open_loop(served: Served, words: Words, *, rate: float, seconds: float
         rate=rate,
         num_answered=len(good),
         num_failed=len(asking) - len(good),
-        ttft_ms_p50=percentile(good, 0.5),
-        ttft_ms_p99=percentile(good, 0.99),
+        ttft_ms_p50=_percentile(good, 0.5),
+        ttft_ms_p99=_percentile(good, 0.99),
         cpu_ms=1_000 * cpu_s / len(asking),
     )
 
@@ -152,7 +153,7 @@ async def closed_loop(
         requests_per_s=len(good) / elapsed_s,
         num_failed=len(exchanges) - len(good),
         cpu_ms=1_000 * cpu_s / max(1, len(exchanges)),
-        p50_ms=percentile(good, 0.5),
+        p50_ms=_percentile(good, 0.5),
     )
 
 
@@ -197,11 +198,11 @@ async def open_streams(
         frames_expected=expected,
         frames_missed=expected - sum(one.num_frames for one in exchanges),
         tokens_per_s=steady / window_s,
-        ttft_ms_p50=percentile(ttfts, 0.5),
-        ttft_ms_p99=percentile(ttfts, 0.99),
-        delay_ms_p50=percentile(delays, 0.5),
-        delay_ms_p99=percentile(delays, 0.99),
-        delay_ms_max=max(delays),
+        ttft_ms_p50=_percentile(ttfts, 0.5),
+        ttft_ms_p99=_percentile(ttfts, 0.99),
+        delay_ms_p50=_percentile(delays, 0.5),
+        delay_ms_p99=_percentile(delays, 0.99),
+        delay_ms_max=max(delays, default=math.inf),
         cpu_cores=cpu_s / window_s,
         cpu_us_per_frame=1e6 * cpu_s / max(1, steady),
         ramp_cpu_cores=ramp_cores,
@@ -244,6 +245,11 @@ async def stall(served: Served, words: Words, *, num_streams: int) -> Stall:
 def as_row(name: str, cell: Cell) -> dict[str, object]:
     """A cell as a line of a table and of the report."""
     return {"gateway": name} | asdict(cell)
+
+
+def _percentile(values: list[float], fraction: float) -> float:
+    """Infinite where nothing was answered: a gateway that is overloaded may be measured, too."""
+    return percentile(values, fraction) if values else math.inf
 
 
 async def _warm_up(pool: Pool, rate: float, *, is_streamed: bool) -> None:

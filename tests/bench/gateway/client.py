@@ -14,6 +14,7 @@ from tests.bench.gateway.words import Words, clock_ms
 
 CONTENT = re.compile(rb'"content": ?"([ A-Za-z0-9]+)"')
 END_OF_STREAM = b"[DONE]"
+LAST_CHUNK = b"0\r\n\r\n"
 TIMEOUT_S = 120.0
 
 
@@ -100,9 +101,10 @@ class Connection(asyncio.Protocol):
 
     def _read_events(self, exchange: Exchange) -> None:
         complete, found, rest = self._buffer.rpartition(b"\n\n")
-        if not found:
-            return
         self._buffer = rest
+        if not found:
+            self._end_behind_last_chunk(exchange)
+            return
         now_ms = clock_ms()
         for word in CONTENT.findall(complete):
             exchange.num_frames += 1
@@ -111,12 +113,17 @@ class Connection(asyncio.Protocol):
             exchange.frames_ms.append(now_ms)
         if END_OF_STREAM in complete:
             exchange.last_ms = now_ms
+        self._end_behind_last_chunk(exchange)
+
+    def _end_behind_last_chunk(self, exchange: Exchange) -> None:
+        """The next request may follow only when nothing of this answer is still to come."""
+        if exchange.last_ms and self._buffer.endswith(LAST_CHUNK):
             self._end()
 
     def _read_whole(self, exchange: Exchange) -> None:
         head, _, body = self._buffer.partition(b"\r\n\r\n")
         found = re.search(rb"(?i)content-length: *(\d+)", head)
-        is_complete = len(body) >= int(found[1]) if found else body.endswith(b"0\r\n\r\n")
+        is_complete = len(body) >= int(found[1]) if found else body.endswith(LAST_CHUNK)
         if is_complete:
             exchange.first_ms = exchange.last_ms = clock_ms()
             exchange.num_frames = len(CONTENT.findall(body))
