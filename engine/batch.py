@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.scheduling.slots import SlotTable
 from engine.sequence import Sequence
-from engine.slots import SlotTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,9 @@ import msgspec
 import numpy as np
 
 from common.clock import Clock, utc_now_us
-from engine.assembly import BLOCK_SIZE, create_scheduler
 from engine.batch import StepBatch
-from engine.charges import charge_step
 from engine.cost_model import key_when_taken
+from engine.costs.step_meter import NO_STEPS, StepMeter, StepTotals
 from engine.messages import (
     CostModel,
     FinishReason,
@@ -27,14 +26,15 @@ from engine.messages import (
     TokenLogprob,
 )
 from engine.models.model import Model
-from engine.planner import PlanFunction, plan
 from engine.sampler import Sampled
-from engine.scheduler import Scheduler
+from engine.scheduling.assembly import BLOCK_SIZE, create_scheduler
+from engine.scheduling.charges import charge_step
+from engine.scheduling.planner import PlanFunction, plan
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.slots import SlotTable
+from engine.scheduling.waits import WaitLedger
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
-from engine.slots import SlotTable
-from engine.step_meter import NO_STEPS, StepMeter, StepTotals
-from engine.waits import WaitLedger
 
 if TYPE_CHECKING:  # only workers load the grammar engine
     from engine.structured import Grammar

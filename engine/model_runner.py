@@ -7,8 +7,8 @@ from engine.batch import StepBatch
 from engine.models.model import Model
 from engine.models.sequence_states import SequenceStates
 from engine.sampler import NOTHING_SAMPLED, Sampled, sample_step
+from engine.scheduling.slots import SlotTable
 from engine.sequence import Sequence
-from engine.slots import SlotTable
 from kernels.attention_metadata import AttentionMetadata
 
 

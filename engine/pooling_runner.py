@@ -7,8 +7,8 @@ from engine.batch import StepBatch
 from engine.model_runner import attention_metadata
 from engine.models.pooled import PooledModel
 from engine.sampler import NO_TOKENS, NOTHING_SAMPLED, Sampled
+from engine.scheduling.slots import SlotTable
 from engine.sequence import Sequence
-from engine.slots import SlotTable
 
 
 class PoolingRunner:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from engine.batch import StepBatch
 from engine.messages import Sampling, TokenLogprob
+from engine.scheduling.slots import SlotTable
 from engine.sequence import Sequence
-from engine.slots import SlotTable
 from kernels.sampling import SamplingBatch, sample
 
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.memory.prefix_cache import extend_hash, root_hash
 from engine.messages import GenerateRequest
-from engine.prefix_cache import extend_hash, root_hash
-from engine.waits import Waited
+from engine.scheduling.waits import Waited
 
 if TYPE_CHECKING:  # the grammar engine takes seconds to import; only workers need it
     from engine.structured import StructureState

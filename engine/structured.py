@@ -19,10 +19,10 @@ import xgrammar
 
 from engine.errors import ModelRefused
 from engine.grammar_process import Compiled, tokenizer_info
-from engine.mailbox import Mailbox
 from engine.messages import GenerateRequest, Structure
 from engine.settings import EngineSettings
 from engine.tokenization import Tokenizer
+from engine.worker.mailbox import Mailbox
 
 logger = structlog.get_logger(__name__)
 

@@ -25,6 +25,10 @@ from tests.services import redis_binaries, running_chromium, running_postgresql,
 settings.register_profile("long", max_examples=2_000)
 """`--hypothesis-profile=long`: for state machines that look for hours."""
 
+# No example has a time limit of its own: on a loaded machine it would be a flaky test.
+settings.register_profile("ncompass", deadline=None)
+settings.load_profile("ncompass")
+
 SHARED_MEMORY = Path("/dev/shm")
 ROOM_FOR_TESTS = 8 << 30
 CACHE = Path(tempfile.gettempdir()) / f"ncompass-test-cache-{os.getuid()}"

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.assembly import create_scheduler
 from engine.messages import CostModel, GenerateRequest, Sampling
-from engine.outlook import WINDOW
-from engine.scheduler import Scheduler
+from engine.scheduling.assembly import create_scheduler
+from engine.scheduling.outlook import WINDOW
+from engine.scheduling.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
 

@@ -17,9 +17,9 @@ import torch
 
 from engine.benchmarks.roofline import PRECISIONS, Limits, Work, machine_limits
 from engine.engine import Engine
-from engine.loading import load_engine, num_threads
 from engine.messages import GenerateRequest, Sampling
 from engine.settings import EngineSettings
+from engine.worker.loading import load_engine, num_threads
 from kernels.cpu import library
 from kernels.cpu.build import AVX2, NATIVE
 from kernels.cpu.memory import keep_freed_memory

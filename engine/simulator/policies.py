@@ -12,8 +12,8 @@ import numpy as np
 
 from engine.cost_model import ALPHA
 from engine.messages import CostModel
-from engine.plan import Limits, Plan, PlannerState, PrefillState
-from engine.planner import PlanFunction, plan
+from engine.scheduling.plan import Limits, Plan, PlannerState, PrefillState
+from engine.scheduling.planner import PlanFunction, plan
 from engine.simulator.sglang_policy import sglang
 from engine.simulator.vllm_policy import vllm
 

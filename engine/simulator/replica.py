@@ -1,20 +1,20 @@
 """One simulated worker: the real scheduler, block manager and prefix cache, steps that take no time.
 
-What `engine.Engine` and `engine.io_thread` do around a forward pass is done here around the machine's
-clock: take what there is room for, schedule, and, when the step's seconds are over, postprocess,
-charge and finish. Tokens are zeros; only their number matters.
+What `engine.Engine` and `engine.worker.io_thread` do around a forward pass is done here around the
+machine's clock: take what there is room for, schedule, and, when the step's seconds are over,
+postprocess, charge and finish. Tokens are zeros; only their number matters.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.assembly import BLOCK_SIZE, create_scheduler
 from engine.batch import StepBatch
 from engine.broker.twin import BrokerTwin
 from engine.broker.window import take_room
-from engine.charges import charge_step
 from engine.cost_model import key_when_taken
 from engine.messages import GenerateRequest, Sampling, StepWork
+from engine.scheduling.assembly import BLOCK_SIZE, create_scheduler
+from engine.scheduling.charges import charge_step
 from engine.sequence import Sequence
 from engine.simulator.ledger import RunLedger
 from engine.simulator.machines import Machine

@@ -11,8 +11,8 @@ adapts between 0.7 and 0.1; here it is fixed at 0.4, as a plan function has no m
 import numpy as np
 
 from engine.messages import CostModel
-from engine.plan import Chunk, Limits, Plan, PlannerState, PrefillState
-from engine.planner import PlanFunction
+from engine.scheduling.plan import Chunk, Limits, Plan, PlannerState, PrefillState
+from engine.scheduling.planner import PlanFunction
 
 NEW_TOKEN_RATIO = 0.4
 CLIP_MAX_NEW_TOKENS = 4096

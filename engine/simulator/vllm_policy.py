@@ -12,8 +12,8 @@ Source: vllm/v1/core/sched/scheduler.py as of 2026-09 (defaults of the API serve
 import numpy as np
 
 from engine.messages import CostModel
-from engine.plan import Chunk, Limits, Plan, PlannerState, PrefillState
-from engine.planner import PlanFunction
+from engine.scheduling.plan import Chunk, Limits, Plan, PlannerState, PrefillState
+from engine.scheduling.planner import PlanFunction
 
 
 def vllm(long_prefill_threshold: int | None = None) -> PlanFunction:

@@ -19,7 +19,7 @@ from common.errors import PlatformError
 from engine import additions, catalog
 from engine.additions import AdditionState, ModelAddition
 from engine.broker.gateway import GatewayBroker
-from engine.hosting import Hosting
+from engine.worker.hosting import Hosting
 from infra.local.checkpoints import Checkpoint, fetch
 from infra.local.fleet import Fleet
 from infra.local.inspection import Inspection, inspect

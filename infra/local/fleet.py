@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from common.db import create_engine, create_sessions, read_only
 from engine import catalog
 from engine.catalog import HostedModel
-from engine.hosting import Hosting, write_hostings
+from engine.worker.hosting import Hosting, write_hostings
 from infra.local.default_model import DEFAULT_MODEL
 from infra.local.parts import Part, PartSpec
 from infra.local.platform_parts import numbered, worker_part

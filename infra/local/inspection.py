@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ModelRefused
-from engine.footprint import Footprint, read_footprint
+from engine.memory.footprint import Footprint, read_footprint
 from engine.messages import Heartbeat
 from infra.local.model_files import ModelFacts, read_config, read_model_facts
 

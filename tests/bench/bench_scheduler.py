@@ -19,13 +19,12 @@ import msgspec
 import redis
 import redis.asyncio
 
-from engine.assembly import create_scheduler
 from engine.broker.gateway import GatewayBroker
 from engine.broker.settings import BrokerSettings
 from engine.broker.worker import WorkerBroker
-from engine.loading import load_engine, num_threads
 from engine.messages import CostModel
-from engine.planner import plan
+from engine.scheduling.assembly import create_scheduler
+from engine.scheduling.planner import plan
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
 from engine.simulator.bound import mean_ttft_bound_s
@@ -36,6 +35,7 @@ from engine.simulator.report import RunReport, Spread, report
 from engine.simulator.simulation import simulate
 from engine.simulator.trace import TracedRequest, at_rate
 from engine.simulator.workloads import FLOODING_TENANT, chat, flood, mixed, small
+from engine.worker.loading import load_engine, num_threads
 from kernels.cpu import library
 from tests.bench.live_engine import LiveRun
 from tests.bench.platform import ROOT

@@ -17,6 +17,6 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def eager_admission(monkeypatch: pytest.MonkeyPatch) -> None:
     """Admit without reserving growth, so that running sequences take blocks from each other."""
-    monkeypatch.setattr("engine.outlook.EXPECTED_OUTPUT_TOKENS", 1.0)
-    monkeypatch.setattr("engine.outlook.EXPECTATION_RATE", 0.0)
-    monkeypatch.setattr("engine.outlook.MIN_GROWTH_TOKENS", 1)
+    monkeypatch.setattr("engine.scheduling.outlook.EXPECTED_OUTPUT_TOKENS", 1.0)
+    monkeypatch.setattr("engine.scheduling.outlook.EXPECTATION_RATE", 0.0)
+    monkeypatch.setattr("engine.scheduling.outlook.MIN_GROWTH_TOKENS", 1)

@@ -6,7 +6,7 @@ from engine.engine import Engine
 from engine.messages import GenerateRequest, Sampling, TokenFrame, TokenLogprob
 from engine.model_runner import ModelRunner
 from engine.models.model import Model
-from engine.planner import PlanFunction, plan
+from engine.scheduling.planner import PlanFunction, plan
 from engine.settings import EngineSettings
 
 GREEDY = Sampling(temperature=0.0)

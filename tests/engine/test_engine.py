@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from engine.messages import Sampling
-from engine.planner import Plan, plan
-from engine.slots import SEED_OF_CHOICE, signed_64
+from engine.scheduling.planner import Plan, plan
+from engine.scheduling.slots import SEED_OF_CHOICE, signed_64
 from tests.engine.driver import Driver, create_driver, request
 from tests.engine.fake_model import FakeModel, expected_output
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.loading import load_engine
 from engine.settings import EngineSettings
+from engine.worker.loading import load_engine
 from tests.engine.driver import Driver, request
 from tests.engine.tiny import save_tiny
 

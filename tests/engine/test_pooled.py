@@ -8,10 +8,10 @@ import torch
 
 from engine.engine import Engine
 from engine.errors import ModelRefused
-from engine.loading import load_engine
 from engine.messages import CostModel, GenerateRequest, Sampling, TokenFrame
 from engine.models.pooled import padded_length
 from engine.settings import EngineSettings
+from engine.worker.loading import load_engine
 from tests.engine.tiny_pooled import embedded, save_pooled, scored, write_json, write_stages
 
 LENGTHS = (5, 1, 16, 31, 150, 90, 7, 16, 33)
@@ -34,7 +34,7 @@ def uncalibrated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         base_s=1e-4, per_token_s=1e-5, per_prefill_context_s=1e-9, per_decode_context_s=1e-9
     )
     if request.function is not test_its_seconds_are_measured_at_the_start:
-        monkeypatch.setattr("engine.loading.fit_cost_model", lambda *_, **__: round_numbers)
+        monkeypatch.setattr("engine.worker.loading.fit_cost_model", lambda *_, **__: round_numbers)
 
 
 def inputs_of(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:

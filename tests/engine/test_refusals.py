@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelRefused
-from engine.loading import load_engine
 from engine.models.choice import load_model
 from engine.settings import EngineSettings
+from engine.worker.loading import load_engine
 from tests.engine.driver import Driver, request
 from tests.engine.tiny import generated, save_tiny
 

@@ -18,8 +18,8 @@ import redis.asyncio
 from common.clock import utc_now_us
 from engine.broker.gateway import GatewayBroker
 from engine.broker.settings import BrokerSettings
-from engine.hosting import Hosting, write_hostings
 from engine.messages import GenerateRequest, Heartbeat, TokenFrame
+from engine.worker.hosting import Hosting, write_hostings
 from kernels.cpu.build import NATIVE
 from tests.engine.driver import request
 from tests.engine.tiny import generated, save_tiny

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from engine.engine import Engine
-from engine.engine_thread import EngineThread
-from engine.mailbox import Bells, Mailbox
 from engine.messages import Cancel, GenerateRequest, Sampling, Structure, TokenFrame
 from engine.model_runner import ModelRunner
 from engine.models.model import ModelSpec
-from engine.served_model import ServedModel
 from engine.settings import EngineSettings
 from engine.structured import FairLine, GrammarCompiler, StructureDesk
 from engine.tokenization import Tokenizer
-from engine.turnstile import Turnstile
+from engine.worker.engine_thread import EngineThread
+from engine.worker.mailbox import Bells, Mailbox
+from engine.worker.served_model import ServedModel
+from engine.worker.turnstile import Turnstile
 from kernels.attention_metadata import AttentionMetadata
 from tests.engine.driver import request
 from tests.engine.fake_model import FakePages

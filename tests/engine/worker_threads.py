@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from engine.engine import Engine
-from engine.engine_thread import EngineThread
-from engine.io_thread import IoThread
-from engine.mailbox import Bells, Mailbox
 from engine.messages import Heartbeat
-from engine.model_line import ModelLine
-from engine.served_model import ServedModel
 from engine.settings import EngineSettings
 from engine.structured import StructureDesk
-from engine.turnstile import Turnstile
+from engine.worker.engine_thread import EngineThread
+from engine.worker.io_thread import IoThread
+from engine.worker.mailbox import Bells, Mailbox
+from engine.worker.model_line import ModelLine
+from engine.worker.served_model import ServedModel
+from engine.worker.turnstile import Turnstile
 
 
 class WorkerThreads:

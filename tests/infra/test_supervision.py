@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from engine.catalog import HostedModel
-from engine.hosting import Hosting, HostingFile
+from engine.worker.hosting import Hosting, HostingFile
 from infra.errors import PartFailed
 from infra.local.default_model import DEFAULT_MODEL
 from infra.local.fleet import Fleet

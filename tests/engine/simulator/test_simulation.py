@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.simulator.bound import ideal_hits, mean_ttft_bound_s, srpt_mean_s
 from engine.simulator.machines import PRESETS
 from engine.simulator.policies import INGREDIENTS, OURS, POLICIES
@@ -87,7 +87,7 @@ def test_the_schedulers_own_code_runs_in_it(monkeypatch: pytest.MonkeyPatch) -> 
 
     agents = WORKLOADS["agent"](1.0, 40, 1)
     assert report(simulate(agents, H100, OURS)).cached_share > 0.5
-    monkeypatch.setattr("engine.prefix_cache.PrefixCache.match", never_caches)
+    monkeypatch.setattr("engine.memory.prefix_cache.PrefixCache.match", never_caches)
     assert report(simulate(agents, H100, OURS)).cached_share == 0
 
 

@@ -1,0 +1,1 @@
+"""What a step costs on this machine: measured at start-up, corrected by every step."""

@@ -1,0 +1,1 @@
+"""Who owns which memory: KV blocks and prefixes in a model, models on a device."""

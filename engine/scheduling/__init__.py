@@ -1,0 +1,1 @@
+"""The scheduler: which tokens the next step computes, for whom, and who waits."""

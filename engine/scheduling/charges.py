@@ -1,0 +1,37 @@
+"""Who used the seconds of a step: each tenant pays for the work that its own sequences were."""
+
+from collections import defaultdict
+
+import numpy as np
+
+from engine.batch import StepBatch
+from engine.messages import CostModel
+from engine.scheduling.scheduler import Scheduler
+
+BY_TOKENS = CostModel(
+    base_s=0.0, per_token_s=1.0, per_prefill_context_s=0.0, per_decode_context_s=0.0
+)
+"""Without a calibrated model every token weighs the same."""
+
+
+def charge_step(
+    scheduler: Scheduler, batch: StepBatch, cost_model: CostModel | None, seconds: float
+) -> dict[str, float]:
+    """Split the measured `seconds` of a step among tenants by the predicted cost of their work."""
+    model = cost_model or BY_TOKENS
+    query_lens = np.diff(batch.query_start).astype(np.float64)
+    read = query_lens * (batch.context_lens - query_lens / 2)
+    num_chunks = len(batch.chunks)
+    per_context_s = np.full(len(read), model.per_decode_context_s)
+    per_context_s[:num_chunks] = model.per_prefill_context_s
+    work = model.per_token_s * query_lens + per_context_s * read
+    work[num_chunks:] += model.per_sample_s
+    total = float(work.sum())
+    if total <= 0:
+        work, total = query_lens, float(query_lens.sum())
+    sequences = [chunk.sequence for chunk in batch.chunks]
+    sequences += [scheduler.in_slot(slot) for slot in batch.decode_slots.tolist()]
+    charges: dict[str, float] = defaultdict(float)
+    for sequence, share in zip(sequences, (work * (seconds / total)).tolist(), strict=True):
+        charges[sequence.request.tenant] += share
+    return dict(charges)

@@ -1,0 +1,1 @@
+"""The worker's process: two threads, a keeper, and the models that it hosts."""

@@ -1,0 +1,205 @@
+"""From a directory and the settings to an engine that is ready to run."""
+
+import importlib
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from engine.costs.calibration import ALONE, choose_dtype, fit_cost_model, warm_up
+from engine.costs.calibration_cache import calibrated, fingerprint
+from engine.engine import Engine, Runner
+from engine.errors import ModelRefused
+from engine.memory.memory_budget import free_bytes
+from engine.model_runner import ModelRunner
+from engine.models.choice import load_model
+from engine.models.model import KVBlocks, ModelSpec
+from engine.models.report import LoadReport
+from engine.models.text_files import has_chat_template, refuse_without_tokenizer
+from engine.pooling import Pooling, read_pooling
+from engine.scheduling.assembly import BLOCK_SIZE
+from engine.settings import EngineSettings
+from engine.simulator.policies import POLICIES
+from kernels.cpu import library
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+MIB = 1024 * 1024
+MIN_BLOCKS = 4
+"""Fewer could not hold one short request."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine and what it says of itself."""
+
+    engine: Engine
+    report: LoadReport
+    dtype: str
+    num_torch_threads: int
+    """What plain torch is to compute its steps with."""
+
+
+def load_engine(
+    directory: Path,
+    settings: EngineSettings,
+    *,
+    pool_bytes: int | None = None,
+    alone: AbstractContextManager[None] = ALONE,
+) -> LoadedEngine:
+    """Load the weights, size the KV cache, calibrate. Raises ModelRefused with the reason.
+
+    `pool_bytes` bounds the KV cache; None: a share of what is free. Where other models run in this
+    process, `alone` is entered for each measurement.
+    """
+    refuse_without_tokenizer(directory)
+    device = device_of(settings)
+    # Beside the compiled kernels, whose own threads do the work, torch's threads only disturb: one
+    # made decode steps 26 % shorter at batch 8, 12 % at 64, and prefill 4 % (two cores, bf16).
+    torch.set_num_threads(1 if library.active() else num_threads(settings))
+    pooling = read_pooling(directory)
+    if pooling is not None:
+        return _load_pooled(directory, pooling, settings, device, alone)
+    settings = with_dtype(settings)
+    dtype = DTYPES[settings.dtype]
+    if settings.quantization != "none" and (device.type != "cpu" or library.active() is None):
+        raise ModelRefused(
+            "quantised weights need the compiled CPU kernels", setting="quantization"
+        )
+    model, report = load_model(
+        directory, dtype, device, settings.quantization, verify_fused=settings.verify_fused
+    )
+    if not report.is_fused:  # there torch computes the products
+        torch.set_num_threads(num_threads(settings))
+    if pool_bytes is None:
+        pool_bytes = _pool_bytes(settings, device)
+    num_blocks, max_running = _capacity(model.spec, settings, pool_bytes)
+    settings = settings.model_copy(update={"max_running": max_running})
+    runner = ModelRunner(model, num_blocks)
+    report = replace(report, has_chat_template=has_chat_template(directory))
+    machine = _Machine(directory, device, settings, alone)
+    return machine.engine(runner, runner.kv_cache, num_blocks, report)
+
+
+def _load_pooled(
+    directory: Path,
+    pooling: Pooling,
+    settings: EngineSettings,
+    device: torch.device,
+    alone: AbstractContextManager[None],
+) -> LoadedEngine:
+    """An engine of vectors, in fp32 whatever the settings say of models that write.
+
+    Vectors are kept for years, and compared with those that other machines computed. Unless told
+    otherwise one core is left alone: torch's threads wait for each other at every operation, and on
+    two busy cores an input of 16 tokens took 400 ms with two threads and 40 ms with one (idle: 12
+    and 10; all-MiniLM-L6-v2).
+    """
+    threads = settings.num_threads or max(1, num_threads(settings) - 1)
+    fixed = {"dtype": "fp32", "quantization": "none", "num_threads": threads}
+    settings = settings.model_copy(update=fixed)
+    torch.set_num_threads(threads)
+    loading = importlib.import_module("engine.models.pooled_loading")  # takes seconds
+    model, report = loading.load_pooled(directory, pooling, device)
+    runner = importlib.import_module("engine.pooling_runner").PoolingRunner(model)
+    num_blocks, _ = _capacity(model.spec, settings, 0)
+    machine = _Machine(directory, device, settings, alone)
+    return machine.engine(runner, runner.kv_cache, num_blocks, report)
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """Where a model was loaded, and how."""
+
+    directory: Path
+    device: torch.device
+    settings: EngineSettings
+    alone: AbstractContextManager[None]
+
+    def engine(
+        self,
+        runner: Runner,
+        kv_cache: KVBlocks,
+        num_blocks: int,
+        report: LoadReport,
+    ) -> LoadedEngine:
+        """Calibrate, and make the engine."""
+        settings, model, alone = self.settings, runner.model, self.alone
+        cost_model, is_remembered = calibrated(
+            settings.calibration_cache,
+            fingerprint(
+                self.directory,
+                dtype=DTYPES[settings.dtype],
+                device=self.device,
+                num_threads=num_threads(settings),
+                kernels=f"{_kernels_name()}, quantization {settings.quantization}",
+            ),
+            lambda: fit_cost_model(model, kv_cache, num_blocks, alone=alone),
+        )
+        if is_remembered:
+            warm_up(model, kv_cache, num_blocks, alone=alone)
+        policy = POLICIES[settings.policy].plan
+        engine = Engine(runner, settings, num_blocks, cost_model=cost_model, policy=policy)
+        return LoadedEngine(engine, report, settings.dtype, torch.get_num_threads())
+
+
+def with_dtype(settings: EngineSettings) -> EngineSettings:
+    """The same settings with a precision: `auto` is measured, before anything else runs."""
+    device = device_of(settings)
+    if settings.dtype != "auto":
+        return settings
+    torch.set_num_threads(1 if library.active() else num_threads(settings))
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    return settings.model_copy(update={"dtype": names[choose_dtype(device)]})
+
+
+def num_threads(settings: EngineSettings) -> int:
+    """Compute threads: as configured, else one for each core that this process may use."""
+    if settings.num_threads:
+        return settings.num_threads
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _kernels_name() -> str:
+    compiled = library.active()
+    return "plain torch" if compiled is None else compiled.path.name
+
+
+def device_of(settings: EngineSettings) -> torch.device:
+    """Where models run. Raises ModelRefused when it was asked for and is not there."""
+    has_cuda = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_cuda:
+        raise ModelRefused("NCOMPASS_ENGINE_DEVICE is cuda, but torch sees no CUDA device")
+    return torch.device("cuda" if has_cuda and settings.device != "cpu" else "cpu")
+
+
+def _pool_bytes(settings: EngineSettings, device: torch.device) -> int:
+    """The KV cache of a model that has the machine to itself."""
+    if settings.kv_cache_mib:
+        return settings.kv_cache_mib * MIB
+    available = int(free_bytes(device) * settings.kv_cache_share)
+    return min(available, settings.kv_cache_mib_max * MIB) if device.type == "cpu" else available
+
+
+def _capacity(spec: ModelSpec, settings: EngineSettings, available: int) -> tuple[int, int]:
+    """(blocks, running sequences) for `available` bytes.
+
+    States of a fixed size may take half of it; where blocks cost nothing, the contexts of all
+    running sequences are the limit.
+    """
+    max_running = settings.max_running
+    if spec.bytes_per_sequence:
+        max_running = min(max_running, available // 2 // spec.bytes_per_sequence)
+    left = available - max_running * spec.bytes_per_sequence
+    num_blocks = max_running * -(-spec.context_length // BLOCK_SIZE)
+    if spec.bytes_per_block:
+        num_blocks = left // spec.bytes_per_block
+    if num_blocks < MIN_BLOCKS or max_running < 1:
+        needed = MIN_BLOCKS * spec.bytes_per_block + 2 * spec.bytes_per_sequence
+        raise ModelRefused(
+            f"the KV cache needs at least {needed // MIB + 1} MiB, {available // MIB} are there"
+        )
+    return num_blocks, max_running
