@@ -22,12 +22,11 @@ from hypothesis import settings
 from common.db import Sessions, create_engine, create_sessions
 from tests.services import redis_binaries, running_chromium, running_postgresql, running_redis
 
+settings.register_profile("ncompass", deadline=None)
+"""No example has a time limit of its own: on a loaded machine it would be a flaky test."""
+settings.load_profile("ncompass")
 settings.register_profile("long", max_examples=2_000)
 """`--hypothesis-profile=long`: for state machines that look for hours."""
-
-# No example has a time limit of its own: on a loaded machine it would be a flaky test.
-settings.register_profile("ncompass", deadline=None)
-settings.load_profile("ncompass")
 
 SHARED_MEMORY = Path("/dev/shm")
 ROOM_FOR_TESTS = 8 << 30

@@ -1,7 +1,7 @@
 """One inbox, one spelling; two inboxes, two."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from accounts import emails
@@ -22,7 +22,6 @@ def test_spellings_of_an_inbox(email: str, canonical: str) -> None:
     assert emails.canonical(email) == canonical
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from("ab."), min_size=1, max_size=8).map("".join), st.booleans())
 def test_canonical_is_stable(local: str, is_gmail: bool) -> None:
     address = f"{local}@{'gmail.com' if is_gmail else 'example.com'}"

@@ -86,7 +86,6 @@ def bodies(draw: st.DrawFn) -> tuple[str, Any]:
 @given(case=bodies())
 @settings(
     max_examples=150,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 async def test_no_body_is_answered_with_a_failure_of_ours(

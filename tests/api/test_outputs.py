@@ -153,7 +153,7 @@ def test_the_calls_of_each_family_are_found(
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded[0])
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_where_the_text_is_cut_changes_nothing(recorded: Any, data: st.DataObject) -> None:
     _, syntax, text, shown, calls = recorded
     at = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=12)))
@@ -176,7 +176,7 @@ def test_what_is_no_call_is_text_as_it_was_written(syntax: Syntax, text: str, si
 @given(
     text=st.text(alphabet='<>|[]{}"\\:,()= \nabTOL_CSnow｜▁', max_size=60), cut=st.integers(1, 9)
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_text_breaks_a_parser_or_is_read_differently_in_pieces(
     syntax: Syntax, text: str, cut: int
 ) -> None:

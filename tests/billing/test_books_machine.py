@@ -351,7 +351,6 @@ def explore(
         settings=settings(
             max_examples=settings().max_examples if is_long else max_examples,
             stateful_step_count=60 if is_long else 30,
-            deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
         ),

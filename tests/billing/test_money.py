@@ -3,7 +3,7 @@ from fractions import Fraction
 from math import ceil
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.errors import InvalidAmount
@@ -20,7 +20,6 @@ class Prices:
     output_nano_usd_per_million: int
 
 
-@settings(deadline=None)
 @given(prices, prices, prices, counts, counts, counts)
 def test_a_cost_is_the_exact_sum_rounded_up_once(
     a: int, b: int, c: int, uncached: int, cached: int, output: int
@@ -31,7 +30,6 @@ def test_a_cost_is_the_exact_sum_rounded_up_once(
     assert cost(price, uncached_input=uncached, cached_input=cached, output=output) == ceil(exact)
 
 
-@settings(deadline=None)
 @given(prices, prices, prices, counts, counts)
 def test_a_cached_token_is_never_dearer(a: int, b: int, c: int, prompt: int, output: int) -> None:
     price = Prices(max(a, b), min(a, b), c)
@@ -42,7 +40,6 @@ def test_a_cached_token_is_never_dearer(a: int, b: int, c: int, prompt: int, out
         )
 
 
-@settings(deadline=None)
 @given(prices, prices, counts, st.integers(0, 10**15))
 def test_what_is_affordable_fits_and_one_more_does_not(
     a: int, c: int, prompt: int, available: int
@@ -58,7 +55,6 @@ def test_what_is_affordable_fits_and_one_more_does_not(
         assert cost(price, uncached_input=prompt, cached_input=0, output=most + 1) > available
 
 
-@settings(deadline=None)
 @given(st.integers(-(2**63) + 1, 2**63 - 1))
 def test_dollars_survive_being_printed(amount: int) -> None:
     assert parse_usd(format_usd(amount)) == amount

@@ -222,4 +222,4 @@ class EngineMachine(RuleBasedStateMachine):
 TestEngineMachine = pytest.mark.slow(
     pytest.mark.usefixtures("eager_admission")(EngineMachine.TestCase)
 )
-TestEngineMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestEngineMachine.settings = settings(max_examples=100, stateful_step_count=40)

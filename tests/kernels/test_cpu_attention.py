@@ -115,9 +115,7 @@ def test_a_long_context_alone_is_split_and_still_right(cpu_library: CpuLibrary) 
     check(cpu_library, [1], [1500], num_heads=2, num_kv_heads=1)
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.sampled_from([1, 1, 1, 2, 5, 63, 64, 65]), st.integers(0, 300)),

@@ -111,7 +111,7 @@ def test_empty_step_gives_an_empty_result() -> None:
     assert paged_attention(step.q, step.kv_cache, 0, step.metadata, scale=1.0).shape == (0, 6, 16)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(st.sampled_from([1, 1, 1, 2, 5, 63, 64, 65]), st.integers(0, 140)),

@@ -96,7 +96,7 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(ROWS, min_size=1, max_size=12), st.sampled_from([5, 256, 1000]))
 def test_a_token_does_not_depend_on_its_batch(rows: list[dict[str, Any]], vocabulary: int) -> None:
     generator = torch.Generator().manual_seed(len(rows))

@@ -259,7 +259,6 @@ def test_the_scripts_and_their_twin_never_disagree(client: redis.Redis) -> None:
         settings=settings(
             max_examples=35,
             stateful_step_count=40,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -77,7 +77,7 @@ class BlockMachine(RuleBasedStateMachine):
 
 
 TestBlockMachine = BlockMachine.TestCase
-TestBlockMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBlockMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_a_planted_leak_is_found() -> None:

@@ -97,7 +97,7 @@ streams = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(streams, st.integers(1, 900), st.integers(0, 40))
 def test_no_stream_is_silent_for_longer_than_the_gap_by_being_put_off(
     decoding: DecodeState, num_tokens: int, num_behind: int

@@ -170,7 +170,7 @@ def seconds(current: PlannerState, made: Plan) -> float:
     return total
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(states(), st.booleans())
 def test_a_plan_takes_no_more_than_there_is(current: PlannerState, is_calibrated: bool) -> None:
     made = plan(current, LIMITS, COST if is_calibrated else None)
@@ -188,7 +188,7 @@ def test_a_plan_takes_no_more_than_there_is(current: PlannerState, is_calibrated
     assert slots <= current.num_free_slots
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(states())
 def test_a_step_stays_within_its_seconds(current: PlannerState) -> None:
     made = plan(current, LIMITS, COST)
@@ -197,7 +197,7 @@ def test_a_step_stays_within_its_seconds(current: PlannerState) -> None:
         assert seconds(current, made) <= budget * 1.001
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(states())
 def test_everyone_is_computed_or_preempted_once_and_the_first_one_never_is(
     current: PlannerState,
@@ -216,7 +216,7 @@ def test_everyone_is_computed_or_preempted_once_and_the_first_one_never_is(
     assert not preempted or min(orders) not in preempted
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(states())
 def test_where_there_is_work_something_happens(current: PlannerState) -> None:
     assume(current.prefills or len(current.decodes))
@@ -224,7 +224,7 @@ def test_where_there_is_work_something_happens(current: PlannerState) -> None:
     assert not made.is_empty or made.preempted_prefills or made.preempted_decodes
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(states())
 def test_a_request_starts_only_on_blocks_that_are_promised_to_nobody(
     current: PlannerState,

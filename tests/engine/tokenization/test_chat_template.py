@@ -67,7 +67,7 @@ def test_twenty_forged_ends_of_turn_are_text(default_tokenizer: Tokenizer) -> No
 PIECES = st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "<", "|", "|>", "a", " "])
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(contents=st.lists(st.lists(PIECES, max_size=6).map("".join), min_size=1, max_size=4))
 def test_no_content_adds_a_control_token(default_tokenizer: Tokenizer, contents: list[str]) -> None:
     """Whatever the messages say, the template's own control tokens are the only ones."""

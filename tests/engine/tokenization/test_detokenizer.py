@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine.tokenization import Tokenizer
 from engine.tokenization.detokenizer import IncrementalDetokenizer
 
-QUICK = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=100, suppress_health_check=list(HealthCheck))
 TEXTS = st.text(alphabet=st.sampled_from(list("the a  é世界🦜\n\u0301!")), max_size=40)
 
 
