@@ -20,7 +20,6 @@ from billing.errors import (
 from billing.gateways import GatewayLease
 from billing.holds import HoldWriter
 from common.db import create_engine, create_sessions, read_only
-from tests.billing.conftest import Books
 from tests.billing.fake_stripe.server import FakeStripe
 from tests.billing.faults import Fault, plan_faults
 from tests.billing.oracle import Oracle
@@ -55,16 +54,15 @@ class BooksUnderTest(RuleBasedStateMachine):
         self.engine = create_engine(self.database.__enter__())
         self.faults = plan_faults(self.engine)
         self.sessions = create_sessions(self.engine)
-        books = Books(self.sessions, None, "", None, None)  # type: ignore[arg-type]
-        self.desk = self.run(self.set_up_desk(books))
+        self.desk = self.run(self.set_up_desk())
         self.clock = self.desk.clock
         self.oracle = Oracle()
         self.payments = OraclePayments(self.oracle)
         self.counter = 0
         self.gateway = ""
 
-    async def set_up_desk(self, books: Books) -> Desk:
-        desk = Desk(books, ORGANIZATION, Payments(settings_of(self.fake)), self.fake)
+    async def set_up_desk(self) -> Desk:
+        desk = Desk(self.sessions, ORGANIZATION, Payments(settings_of(self.fake)), self.fake)
         desk.now_us = NEARLY_MIDNIGHT
         return desk
 

@@ -41,7 +41,7 @@ def settings_of(fake: FakeStripe) -> StripeSettings:
 class Desk:
     """One customer, without any credit, and what they and Stripe can do."""
 
-    books: Books
+    sessions: Sessions
     organization_id: str
     payments: Payments
     fake: FakeStripe
@@ -51,10 +51,6 @@ class Desk:
     def __post_init__(self) -> None:
         self.pump = Pump(self.fake, self.receive)
         self.fake.state.now_s = lambda: self.now_us // 1_000_000
-
-    @property
-    def sessions(self) -> Sessions:
-        return self.books.sessions
 
     def clock(self) -> int:
         """Moves by a microsecond each time that it is read, and by hours when a test says so."""
@@ -172,5 +168,5 @@ def fake(running_stripe: FakeStripe) -> FakeStripe:
 async def desk(books: Books, fake: FakeStripe) -> AsyncIterator[Desk]:
     payments = Payments(settings_of(fake))
     customer = await books.sign_up("payer@example.com")
-    yield Desk(books, customer.organization.id, payments, fake)
+    yield Desk(books.sessions, customer.organization.id, payments, fake)
     await payments.close()

@@ -23,7 +23,7 @@ from billing.payment_profiles import set_recharge
 from common import outbox
 from common.db import read_only
 from common.outbox import OutboxMessage
-from tests.billing.conftest import settle_of
+from tests.billing.conftest import Books, settle_of
 from tests.billing.fake_stripe.server import API_KEY
 from tests.billing.fake_stripe.state import GOOD
 from tests.billing.payments import CENT, DOLLAR, Desk, database_url, desk, fake, running_stripe
@@ -102,14 +102,14 @@ async def is_done(desk: Desk) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_workers_killed_at_random_lose_and_double_nothing(
-    desk: Desk, database_url: str, clean_redis: str, tmp_path: Path
+    desk: Desk, books: Books, database_url: str, clean_redis: str, tmp_path: Path
 ) -> None:
     expected = await work_to_do(desk)
     writer = HoldWriter(desk.sessions)
     await writer.start()
     for _ in range(NUM_HOLDS):
-        await writer.admit(desk.books.admit(gateway="gw_lost"))
-    paid_for = await writer.admit(desk.books.admit())
+        await writer.admit(books.admit(gateway="gw_lost"))
+    paid_for = await writer.admit(books.admit())
     await writer.settle(settle_of(paid_for))
     await writer.stop()
     intervals = ("SWEEP", "OUTBOX", "STRIPE_INBOX", "RECHARGE", "RECONCILE", "LOW_BALANCE")

@@ -14,6 +14,7 @@ from billing.payment_models import Refund, Topup
 from billing.payment_profiles import find_profile, set_recharge
 from billing.stripe_client import Payments, RefundFacts
 from common.db import read_only
+from tests.billing.conftest import Books
 from tests.billing.fake_stripe.pump import signed
 from tests.billing.fake_stripe.state import GOOD
 from tests.billing.payments import (
@@ -96,8 +97,8 @@ async def test_a_refund_is_no_more_than_what_is_left(desk: Desk) -> None:
             await ask(desk, topup_id, 1)
 
 
-async def test_a_refund_takes_bought_credit_and_leaves_the_gift(desk: Desk) -> None:
-    await desk.books.sign_up("other@example.com", credit=DOLLAR)
+async def test_a_refund_takes_bought_credit_and_leaves_the_gift(desk: Desk, books: Books) -> None:
+    await books.sign_up("other@example.com", credit=DOLLAR)
     topup = await desk.paid()
     async with desk.sessions.begin() as session:
         from billing import chart, ledger
@@ -195,7 +196,7 @@ async def status(desk: Desk) -> str:
 
 @on_both_databases
 async def test_a_dispute_takes_the_credit_and_the_right_to_spend_until_it_is_won(
-    desk: Desk, writer: HoldWriter
+    desk: Desk, books: Books, writer: HoldWriter
 ) -> None:
     topup = await desk.paid(is_card_saved=True)
     async with desk.sessions.begin() as session:
@@ -220,7 +221,7 @@ async def test_a_dispute_takes_the_credit_and_the_right_to_spend_until_it_is_won
     with pytest.raises(RefundTooLarge):
         await ask(desk, topup, 100)
     with pytest.raises(OrganizationFrozen):
-        await writer.admit(desk.books.admit(organization_id=desk.organization_id, api_key_id=None))
+        await writer.admit(books.admit(organization_id=desk.organization_id, api_key_id=None))
     desk.fake.state.close_dispute(dispute, "won")
     await desk.pump.pump()
     await desk.sweep()
