@@ -2,7 +2,8 @@
 
     python -m engine.benchmarks.steps --path var/models/… [--precision int8] [--threads 2]
 
-Prefill of one prompt, and decode of 1, 8 and 64 sequences. A step here is what the worker runs:
+Prefill of one prompt, and decode of 1, 8 and 64 sequences; then decode of 8 once more beside a
+neighbour that takes 30 % of a core. A step here is what the worker runs:
 schedule, forward pass, sampling, frames. The limit of a step is its products at the best rate of
 any loop here, or its weights at the rate of memory, whichever is longer, and the KV cache read once.
 """
@@ -10,7 +11,10 @@ any loop here, or its weights at the rate of memory, whichever is longer, and th
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -28,6 +32,16 @@ PROMPT_TOKENS = 256
 DECODE_STEPS = 24
 DECODE_BATCHES = (1, 8, 64)
 NUM_PREFILLS = 8
+NEIGHBOUR = """
+import time
+while True:
+    end = time.perf_counter() + 0.003
+    while time.perf_counter() < end: pass
+    time.sleep(0.007)
+"""
+"""Takes 30 % of a core, in slices of 3 ms, as another tenant of the machine would."""
+BESIDE_NEIGHBOUR = 8
+"""Sequences that decode beside it."""
 
 
 def main() -> None:
@@ -55,6 +69,7 @@ def main() -> None:
     work = Work.of(arguments.path, arguments.precision)
     kernels = "plain torch" if built is None or built.path is None else "compiled kernels"
     rows = list(measure(loaded.engine))
+    slower = slower_beside_neighbour(loaded.engine)
     limits = before.best_of(machine_limits(arguments.precision))
     print(
         f"{arguments.precision}, {num_threads(settings)} threads, {kernels}: "
@@ -68,6 +83,8 @@ def main() -> None:
         limit_s = _limit_s(name, work, limits)
         print(f"{name:12} {seconds * 1e3:8.1f} ms {100 * limit_s / seconds:6.1f} % of the limit")
         figures[f"{name.replace(' ', '')}_fraction_{arguments.precision}"] = limit_s / seconds
+    print(f"decode {BESIDE_NEIGHBOUR} beside a neighbour at 30 % of a core: {slower:.2f} x as long")
+    figures[f"neighbour_step_ratio_{arguments.precision}"] = slower
     print(json.dumps(figures))
 
 
@@ -76,6 +93,23 @@ def measure(engine: Engine) -> Iterator[tuple[str, float]]:
     yield "prefill", statistics.median(_prefill_s(engine, seed) for seed in range(NUM_PREFILLS))
     for batch in DECODE_BATCHES:
         yield f"decode {batch}", statistics.median(_decode_steps_s(engine, batch))
+
+
+def slower_beside_neighbour(engine: Engine) -> float:
+    """How many times as long the median decode step is while a neighbour computes."""
+    alone = statistics.median(_decode_steps_s(engine, BESIDE_NEIGHBOUR))
+    with _neighbour():
+        return statistics.median(_decode_steps_s(engine, BESIDE_NEIGHBOUR)) / alone
+
+
+@contextmanager
+def _neighbour() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", NEIGHBOUR])  # noqa: S603  (ours, no input)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _limit_s(name: str, work: Work, limits: Limits) -> float:

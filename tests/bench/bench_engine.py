@@ -5,15 +5,18 @@ of 1, 8, 32 and 64 requests, 256 tokens in and 64 out, no prompt sent twice. The
 is the roofline of this machine measured in the same run: prompts one after the other at the best
 rate of any product here, then decode steps of the whole burst at the slower of arithmetic and
 memory bandwidth. Before that the steps of the engine alone, and what int8 loses in quality, each in
-a process of its own.
+a process of its own. Beside them what an idle platform costs, and the worker's memory over two
+thousand requests.
 """
 
 import argparse
 import asyncio
 import json
 import random
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +30,22 @@ from tests.bench.report import percentile, print_table, write_report
 INPUT_TOKENS, OUTPUT_TOKENS = 256, 64
 CONCURRENCIES = (1, 8, 32, 64)
 PRECISIONS: tuple[Precision, ...] = ("bf16", "int8")
+IDLE_S = 20.0
+MANY_REQUESTS, MANY_AT_ONCE = 2_000, 50
+INPUT_SHORT, OUTPUT_SHORT = 32, 8
 
 
-def request_body(model: str, generator: random.Random) -> dict[str, Any]:
-    """A prompt of exactly `INPUT_TOKENS` random ids: nothing to share with another request."""
+def request_body(
+    model: str,
+    generator: random.Random,
+    input_tokens: int = INPUT_TOKENS,
+    output_tokens: int = OUTPUT_TOKENS,
+) -> dict[str, Any]:
+    """A prompt of random ids: nothing to share with another request."""
     return {
         "model": model,
-        "prompt": [generator.randrange(1000, 40_000) for _ in range(INPUT_TOKENS)],
-        "max_tokens": OUTPUT_TOKENS,
+        "prompt": [generator.randrange(1000, 40_000) for _ in range(input_tokens)],
+        "max_tokens": output_tokens,
         "temperature": 0,
         "ignore_eos": True,
     }
@@ -59,6 +70,7 @@ async def measure(
         "requests": concurrency,
         "TTFT p50 ms": percentile(ttfts, 0.5) * 1e3,
         "TTFT p99 ms": percentile(ttfts, 0.99) * 1e3,
+        "API's part": statistics.median(1 - c.engine_s / c.ttft_s for c in completions),
         "limit p50 ms": (concurrency + 1) / 2 * prefill_s * 1e3,
         "TPOT p50 ms": percentile([c.tpot_s for c in completions], 0.5) * 1e3,
         "limit TPOT ms": decode_s * 1e3,
@@ -83,6 +95,31 @@ def where_time_goes(platform: BenchPlatform, generator: random.Random) -> list[d
         }
         for name in before
     ]
+
+
+def idle_cost(platform: BenchPlatform) -> dict[str, float]:
+    """What each part takes of a core while nobody asks for anything."""
+    before = platform.cpu_seconds()
+    time.sleep(IDLE_S)
+    after = platform.cpu_seconds()
+    return {name: (after[name] - before[name]) / IDLE_S for name in before}
+
+
+def memory_over_many(platform: BenchPlatform, generator: random.Random) -> list[dict[str, Any]]:
+    """The worker's resident size while requests come and go by the thousand."""
+    rows = []
+    for number in range(MANY_REQUESTS // MANY_AT_ONCE):
+        bodies = [
+            request_body(platform.ready["model"], generator, INPUT_SHORT, OUTPUT_SHORT)
+            for _ in range(MANY_AT_ONCE)
+        ]
+        asyncio.run(burst(platform.ready["base_url"], platform.ready["api_key"], bodies))
+        num_requests = (number + 1) * MANY_AT_ONCE
+        if num_requests % (MANY_REQUESTS // 4) == 0:
+            facts = platform.worker_facts()
+            over_mb = facts.resident_mb - facts.model_mb - facts.kv_mb
+            rows.append({"after requests": num_requests, "over weights and KV, MB": over_mb})
+    return rows
 
 
 def limits_here(facts: WorkerFacts, precision: Precision) -> Limits:
@@ -116,6 +153,7 @@ def served(
         "NCOMPASS_ENGINE_QUANTIZATION": "int8" if precision == "int8" else "none",
     }
     with run_platform(settings) as platform:
+        idle = idle_cost(platform)
         facts = platform.worker_facts()
         limits = limits_here(facts, precision)
         directory = platform.model_directory.resolve()  # the link goes with the platform
@@ -129,6 +167,7 @@ def served(
             rows.append(sorted(rounds, key=lambda row: row["tokens/s"])[len(rounds) // 2])
         facts = platform.worker_facts()
         profile = where_time_goes(platform, generator)
+        memory = memory_over_many(platform, generator) if precision == "bf16" else []
     print_table(
         f"SmolLM2-135M (Q4_1-rounded weights), {precision}, {facts.num_threads} CPU threads, "
         f"{INPUT_TOKENS} tokens in, {OUTPUT_TOKENS} out, over HTTP",
@@ -137,7 +176,14 @@ def served(
         f"{limits.bytes_per_s / 1e9:,.1f} GB/s memory reads; the load generator shares the cores",
     )
     print_table("Where the CPU time of a burst of 64 goes", profile)
+    print_table(f"Idle for {IDLE_S:.0f} s: part of a core", [idle])
     figures = figures_of(rows, facts, precision)
+    figures[f"idle_worker_core_share_{precision}"] = idle["worker"]
+    if memory:
+        print_table("The worker's resident size", memory)
+        figures["worker_rss_growth_mb_last_1000"] = (
+            memory[-1]["over weights and KV, MB"] - memory[1]["over weights and KV, MB"]
+        )
     return (
         [row | {"precision": precision} for row in rows + profile],
         figures,

@@ -24,6 +24,8 @@ class Completion:
     ttft_s: float
     total_s: float
     num_tokens: int
+    engine_s: float
+    """Of `ttft_s`, as the server tells: queued and in prefill."""
 
     @property
     def tpot_s(self) -> float:
@@ -47,16 +49,15 @@ async def stream_completion(base_url: str, api_key: str, body: dict[str, Any]) -
     writer.write(head.encode() + payload)
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            first_s, num_tokens = await _read_events(reader, started)
+            return await _read_events(reader, started)
     finally:
         writer.close()
-    return Completion(started, first_s, time.perf_counter() - started, num_tokens)
 
 
-async def _read_events(reader: asyncio.StreamReader, started: float) -> tuple[float, int]:
+async def _read_events(reader: asyncio.StreamReader, started: float) -> Completion:
     status = await reader.readline()
     assert b" 200 " in status, status + await reader.read(2000)
-    first_s, num_tokens = 0.0, 0
+    first_s, num_tokens, engine_ms = 0.0, 0, 0.0
     async for line in reader:
         if not line.startswith(b"data: {"):
             if line.startswith(b"data: [DONE]"):
@@ -68,8 +69,10 @@ async def _read_events(reader: asyncio.StreamReader, started: float) -> tuple[fl
             first_s = time.perf_counter() - started
         if event.get("usage"):
             num_tokens = event["usage"]["completion_tokens"]
+            engine_ms = event["timing"]["queued_ms"] + event["timing"]["prefill_ms"]
     assert num_tokens, "the stream ended without usage"
-    return first_s or time.perf_counter() - started, num_tokens
+    total_s = time.perf_counter() - started
+    return Completion(started, first_s or total_s, total_s, num_tokens, engine_ms / 1e3)
 
 
 async def burst(
