@@ -291,8 +291,7 @@ def field_path(location: Iterable[int | str]) -> str | None:
 def invalid_fields(problems: Iterable[Any]) -> ErrorAnswer:
     """400 for the first of pydantic's problems; its input is never repeated."""
     problem = next(iter(problems))
-    location = [part for part in problem["loc"] if part not in ("body", "query", "path")]
-    param = field_path(location)
+    param = field_path(problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     where = f"Invalid value for '{param}': " if param else ""
     code = "missing_required_parameter" if problem["type"] == "missing" else "invalid_value"
@@ -307,7 +306,9 @@ HTTP_MESSAGES = {
 
 async def _answer_expected(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
-        return invalid_fields(error.errors()).response(request.scope)
+        # FastAPI says first where the field was: in the body, the query or the path.
+        problems = [problem | {"loc": problem["loc"][1:]} for problem in error.errors()]
+        return invalid_fields(problems).response(request.scope)
     return answer(error).response(request.scope)
 
 

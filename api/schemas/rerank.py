@@ -1,8 +1,8 @@
 """`POST /v1/rerank`, in the form that Cohere, Jina and vLLM share."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from api.schemas.base import RequestBody
 from api.schemas.embeddings import NUM_INPUTS_MAX, ModelName, Text
@@ -14,13 +14,23 @@ class Document(RequestBody):
     text: Text
 
 
+def document_branch(document: Any) -> str:
+    """Which of the two forms of a document this is."""
+    return "<object>" if isinstance(document, dict | Document) else "<text>"
+
+
 class RerankBody(RequestBody):
     """The body of `POST /v1/rerank`."""
 
     model: ModelName = Field(examples=["BAAI/bge-reranker-v2-m3"])
     query: Text = Field(examples=["What goes first?"])
     documents: Annotated[
-        list[Text | Document],
+        list[
+            Annotated[
+                Annotated[Text, Tag("<text>")] | Annotated[Document, Tag("<object>")],
+                Discriminator(document_branch),
+            ]
+        ],
         Field(
             min_length=1,
             max_length=NUM_INPUTS_MAX,

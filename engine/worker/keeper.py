@@ -167,6 +167,9 @@ class Keeper:
             hosted.footprint = read_footprint(hosting.directory, element)
         except ModelRefused as refusal:
             self._fail(hosted, refusal.message, inf)
+        except Exception as fault:  # foreign files may fail in any way
+            logger.exception("model not read", model=hosting.name)
+            self._fail(hosted, f"its files cannot be read: {_reason(fault)}", inf)
         self._threads.io.add(line)
         return hosted
 
@@ -213,8 +216,7 @@ class Keeper:
             self._fail(hosted, refusal.message, inf)
         except Exception as fault:  # a foreign model may fail in any way
             logger.exception("model not loaded", model=hosting.name)
-            reason = (str(fault).strip() or type(fault).__name__).splitlines()[0]
-            self._fail(hosted, f"loading failed: {reason}", time.monotonic() + RETRY_S)
+            self._fail(hosted, f"loading failed: {_reason(fault)}", time.monotonic() + RETRY_S)
         else:
             self._serve(hosted, engine)
             seconds = round(time.monotonic() - began_s, 1)
@@ -275,6 +277,10 @@ class Keeper:
         hosted.line.show("failed")
         if retry_at_s == inf:
             self._on_refused(hosted.hosting.name)
+
+
+def _reason(fault: Exception) -> str:
+    return (str(fault).strip() or type(fault).__name__).splitlines()[0]
 
 
 def _resident(hosted: _Hosted, budget: MemoryBudget, now_s: float) -> Resident:

@@ -78,9 +78,12 @@ class Additions:
             await self._go_live(addition, hosting, inspection, f"{report}; {_shown(answer)}")
         except PlatformError as fault:
             await self._fail(addition, fault.message, created)
-        except (OSError, ValueError) as fault:
-            reason = (str(fault).strip() or type(fault).__name__).splitlines()[0]
-            await self._fail(addition, reason, created)
+        except SQLAlchemyError:
+            raise  # it begins anew once the database is back
+        except Exception as fault:  # a foreign checkpoint may fail in any way
+            logger.exception("model not added", source=addition.source)
+            reason = (str(fault).strip() or "no more is known").splitlines()[0]
+            await self._fail(addition, f"{type(fault).__name__}: {reason}", created)
 
     async def _fetch(self, addition: ModelAddition) -> Checkpoint:
         """Download or convert in a thread; the row hears of the progress once a poll."""

@@ -19,8 +19,9 @@ def instance_lock(var: Path) -> Iterator[None]:
     """Hold the lock of `var` (made if missing). Raises AlreadyRunning when another process does.
 
     The kernel releases it when the holder dies, however it dies, so a stale file locks nobody out.
+    When `var` is made here nobody else may look into it: accounts, password hashes and logs are there.
     """
-    var.mkdir(parents=True, exist_ok=True)
+    var.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(var / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

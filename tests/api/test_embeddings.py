@@ -204,6 +204,27 @@ async def test_a_wrong_value_is_400_with_its_path(
     assert (await pools.platform.balance()).held == 0
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"query": ""}, "query"),
+        ({"query": None}, "query"),
+        ({"documents": []}, "documents"),
+        ({"documents": ["t5", 1]}, "documents[1]"),
+        ({"documents": ["t5", {}]}, "documents[1].text"),
+        ({"documents": [{"text": ""}]}, "documents[0].text"),
+        ({"top_n": 0}, "top_n"),
+    ],
+)
+async def test_a_wrong_field_of_rerank_is_named_as_the_caller_wrote_it(
+    pools: Pools, body: dict[str, Any], param: str
+) -> None:
+    response = await pools.rerank(**{"query": "t5", "documents": ["t5"]} | body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+    assert f"'{param}'" in response.json()["error"]["message"]
+
+
 async def test_what_is_too_long_is_cut_only_when_asked_for(pools: Pools) -> None:
     answer = await pools.embed(["t5 " * 20, "t7"], truncate=True)
     assert answer.json()["usage"]["prompt_tokens"] == MAX_TOKENS + 3

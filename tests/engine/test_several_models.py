@@ -47,7 +47,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Hosting]:
     save_tiny("LlamaConfig", folder / "bad")
     config = folder / "bad" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"intermediate_size": 80}))
-    return {name: Hosting(name, str(folder / name), "r1") for name in (*FAMILIES, "bad")}
+    (folder / "absurd").mkdir()
+    save_tiny("LlamaConfig", folder / "absurd")
+    (folder / "absurd" / "config.json").write_text('{"text_config": "none"}')
+    return {name: Hosting(name, str(folder / name), "r1") for name in (*FAMILIES, "bad", "absurd")}
 
 
 class Worker:
@@ -138,7 +141,9 @@ async def tokens_of(gateway: GatewayBroker, new: GenerateRequest) -> list[int]:
 async def test_two_models_answer_at_once_as_generate_does_and_a_bad_one_is_told_in_a_sentence(
     start: Start, gateway: GatewayBroker, checkpoints: dict[str, Hosting]
 ) -> None:
-    start(checkpoints["bad"], checkpoints["a"], checkpoints["b"])
+    start(checkpoints["bad"], checkpoints["absurd"], checkpoints["a"], checkpoints["b"])
+    unread = await state_of(gateway, "absurd", "failed")
+    assert unread.load_report.startswith("its files cannot be read: ")
     failed = await state_of(gateway, "bad", "failed")
     assert "shape (64, 96), the config says (64, 80)" in failed.load_report
     assert not failed.is_serving

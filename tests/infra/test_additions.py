@@ -219,3 +219,30 @@ async def test_one_name_is_added_once_at_a_time(sqlite_url: str) -> None:
         assert first.failed_step == "waiting"
         await additions.ask(session, source="/other", name="a", terms=TERMS)
     await engine.dispose()
+
+
+async def test_no_checkpoint_stops_the_line(
+    sqlite_url: str, clean_redis: str, tmp_path: Path
+) -> None:
+    """What nobody has thought of fails one addition; the next one has its turn."""
+    engine = create_engine(sqlite_url)
+    fleet = Fleet(wiring_of(tmp_path, workers=0), start=_nobody, say=lambda line: None)
+    async with open_broker(clean_redis) as broker:
+        platform = Hosts(sqlite_url, Additions(create_sessions(engine), fleet, broker, tmp_path))
+        for number, spoilt in enumerate(
+            (
+                '{"architectures": 5}',
+                '{"architectures": {"name": 1}}',
+                '{"text_config": "none"}',
+                '{"quantization_config": ["int4"]}',
+                '{"head_dim": [1]}',
+                '{"a": ' + "[" * 200_000 + "]" * 200_000 + "}",
+            )
+        ):
+            directory = checkpoint(tmp_path / f"m{number}")
+            (directory / "config.json").write_text(spoilt)
+            failed = await platform.add(directory)
+            assert (failed.state, failed.failed_step) == ("failed", "checking"), spoilt
+            assert failed.detail
+            assert directory.exists()
+    await engine.dispose()

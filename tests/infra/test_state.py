@@ -55,6 +55,15 @@ def test_one_instance_a_directory_and_a_killed_one_locks_nobody_out(tmp_path: Pa
     assert not tmp_path.exists()
 
 
+def test_what_is_kept_is_for_its_owner_only(tmp_path: Path) -> None:
+    """The database and the logs are made by others, with the modes of those."""
+    with instance_lock(tmp_path / "var"):
+        assert (tmp_path / "var").stat().st_mode & 0o777 == 0o700
+    tmp_path.chmod(0o755)
+    with instance_lock(tmp_path):  # a folder of the operator keeps its mode
+        assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
 def test_clean_leaves_a_directory_alone_that_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("the only copy")
     assert "left alone" in clean(tmp_path)
