@@ -73,6 +73,14 @@ def _attempts(platform: Platform, bob: Customer, generation: str) -> dict[tuple[
         ("GET", "/v1/models/{model_id:path}"): (get(f"/v1/models/{MODEL}"), {200}),
         ("POST", "/v1/chat/completions"): (post("/v1/chat/completions", CHAT), {200}),
         ("POST", "/v1/messages"): (post("/v1/messages", CHAT | {"max_tokens": 5}), {200}),
+        ("POST", "/v1/embeddings"): (
+            post("/v1/embeddings", {"model": MODEL, "input": "hi"}),
+            {400},  # this model writes
+        ),
+        ("POST", "/v1/rerank"): (
+            post("/v1/rerank", {"model": MODEL, "query": "hi", "documents": ["ho"]}),
+            {400},
+        ),
         ("POST", "/v1/messages/count_tokens"): (post("/v1/messages/count_tokens", CHAT), {200}),
         ("POST", "/v1/responses"): (post("/v1/responses", {"model": MODEL, "input": "x"}), {200}),
         ("POST", "/v1/quote"): (post("/v1/quote", CHAT), {200}),

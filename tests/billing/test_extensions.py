@@ -203,11 +203,21 @@ async def test_an_extension_that_comes_after_the_settlement_is_fenced(
     books: Books, writer: HoldWriter
 ) -> None:
     hold = await writer.admit(books.admit())
+    await writer.settle(settle_of(hold))
+    with pytest.raises(HoldFenced):
+        await writer.extend(hold.request_id, hold.epoch, 20)
+    assert (await balance_of(books)).held == 0
+    await assert_reconciled(books.sessions)
+
+
+async def test_an_extension_beside_the_settlement_goes_first_and_leaves_nothing_held(
+    books: Books, writer: HoldWriter
+) -> None:
+    hold = await writer.admit(books.admit())
     settling = writer.settle(settle_of(hold))
     extending = writer.extend(hold.request_id, hold.epoch, 20)
-    settlement, refused = await asyncio.gather(settling, extending, return_exceptions=True)
-    assert not isinstance(settlement, BaseException)
-    assert isinstance(refused, HoldFenced)
+    settlement, extended = await asyncio.gather(settling, extending)
+    assert (settlement.charge_nano_usd, extended.authorized_output_tokens) == (cost_of(10), 20)
     assert (await balance_of(books)).held == 0
     await assert_reconciled(books.sessions)
 
