@@ -38,7 +38,8 @@ class ListedModel:
     description: str
     kind: ModelKind
     context_length: int
-    dtype: str
+    precision: str
+    """What the workers compute it in; the checkpoint's own where none can be asked."""
     architecture: str
     revision: str
     price: ListedPrice | None
@@ -97,13 +98,19 @@ def _listed(
         description=model.description,
         kind=cast(ModelKind, model.kind),
         context_length=model.context_length,
-        dtype=model.dtype,
+        precision=_precision(model, workers),
         architecture=model.architecture,
         revision=model.revision,
         price=None if price is None else _listed_price(price),
         state="hosted" if heartbeats is None else _state(workers),
         workers=workers,
     )
+
+
+def _precision(model: HostedModel, workers: Sequence[Heartbeat]) -> str:
+    if model.kind != "generate":
+        return "fp32"  # whatever a worker's other models are computed in
+    return ", ".join(sorted({beat.dtype for beat in workers})) or model.dtype
 
 
 def _listed_price(price: Price) -> ListedPrice:

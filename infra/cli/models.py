@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import pricing
-from billing.money import format_usd, parse_usd
+from billing.money import DECIMAL_PLACES, format_usd, parse_usd
 from billing.pricing import Price, Terms
 from common.clock import MICROSECONDS_PER_SECOND, utc_now_us
 from engine import additions, catalog
@@ -19,6 +17,7 @@ from engine.catalog import HostedModel
 from engine.errors import ModelRefused
 from engine.messages import Heartbeat
 from infra.cli.connections import run_in_transaction, run_with_broker
+from infra.cli.tables import new_table, print_table
 from infra.errors import NotRunning
 from infra.local import ready_file
 from infra.settings import InfraSettings
@@ -31,6 +30,7 @@ CachedPrice = Annotated[str, typer.Option(help="Dollars per million cached input
 OutputPrice = Annotated[str, typer.Option(help="Dollars per million output tokens.")]
 
 POLL_S = 0.5
+CENT_PLACES = 2
 
 
 @app.command()
@@ -101,7 +101,7 @@ def set_price(
         await pricing.set_price(session, name, input=prices[0], cached=prices[1], output=prices[2])
 
     run_in_transaction(work)
-    typer.echo(f"{name} costs ${input_price}, ${cached_price}, ${output_price} per million tokens")
+    typer.echo(f"{name} costs {_told_prices(prices)} from now on")
 
 
 @app.command()
@@ -122,6 +122,7 @@ def promote(
         )
 
     run_in_transaction(work)
+    typer.echo(f"{name} costs {_told_prices(prices)} for {days} days, then what it cost before")
 
 
 @app.command("list")
@@ -139,16 +140,14 @@ def list_models() -> None:
         )
 
     hosted, prices, coming = run_in_transaction(work)
-    table = Table()
-    for column in ("model", "architecture", "context", "$ / M in", "$ / M cached", "$ / M out"):
-        table.add_column(column)
+    columns = ("model", "architecture", "context", "$ / M in", "$ / M cached", "$ / M out")
+    table = new_table(*columns, num_words=2)
     for model in hosted:
         shown = _shown_prices(prices.get(model.name))
         table.add_row(model.name, model.architecture, f"{model.context_length:,}", *shown)
-    console = Console()
-    console.print(table)
+    print_table(table)
     for name, state, detail in coming:
-        console.print(f"{name}: {state}: {detail}", highlight=False, markup=False)
+        typer.echo(f"{name}: {state}: {detail}")
 
 
 @app.command()
@@ -169,7 +168,7 @@ def show(name: Name) -> None:
     facts, price = run_in_transaction(work)
     facts["price"] = " / ".join(_shown_prices(price)) + " dollars per million (in, cached, out)"
     for key, value in facts.items():
-        typer.echo(f"{key:>13}  {value}")
+        typer.echo(f"{key:>13}  {value}".rstrip())
     for beat in _beats(name):
         typer.echo(f"{beat.worker:>13}  {beat.state}: {beat.load_report}")
 
@@ -178,7 +177,7 @@ def show(name: Name) -> None:
 def drain(name: Name) -> None:
     """Take no more requests for a model; its workers finish what runs, then unload it."""
     _set_state(name, "draining")
-    typer.echo(f"{name} is draining")
+    typer.echo(f"{name} is draining: it takes no more requests, until `models add` hosts it again")
 
 
 @app.command()
@@ -213,10 +212,22 @@ def _shown_prices(price: Price | None) -> list[str]:
     if price is None:
         return ["-"] * 3
     return [
-        format_usd(price.input_nano_usd_per_million),
-        format_usd(price.cached_input_nano_usd_per_million),
-        format_usd(price.output_nano_usd_per_million),
+        _short(price.input_nano_usd_per_million),
+        _short(price.cached_input_nano_usd_per_million),
+        _short(price.output_nano_usd_per_million),
     ]
+
+
+def _told_prices(prices: tuple[int, int, int]) -> str:
+    given, cached, output = (f"${_short(price)}" for price in prices)
+    return f"{given} in, {cached} cached, {output} out per million tokens"
+
+
+def _short(amount: int) -> str:
+    """At least cents, and every digit that the price has."""
+    dollars = format_usd(amount)
+    end = len(dollars) - (DECIMAL_PLACES - CENT_PLACES)
+    return dollars[:end] + dollars[end:].rstrip("0")
 
 
 def _absolute(source: str) -> str:

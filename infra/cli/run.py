@@ -5,12 +5,11 @@ import signal
 import sys
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from accounts.settings import AccountsSettings
 from engine.messages import Heartbeat
 from infra.cli.connections import run_with_broker
+from infra.cli.tables import new_table, print_table
 from infra.local import preflight, ready_file
 from infra.local.console import Display
 from infra.local.instance_lock import instance_lock
@@ -39,7 +38,7 @@ def migrate() -> None:
 
 
 COLUMNS = (
-    *("worker", "model", "state", "dtype", "running", "waiting", "free KV tokens"),
+    *("model", "worker", "state", "dtype", "running", "waiting", "free KV tokens"),
     *("compute", "bandwidth"),
 )
 """The last two: parts of the last seconds that each was in use, at the rate that was measured."""
@@ -50,32 +49,22 @@ def status() -> None:
     var = InfraSettings().var.resolve()
     ready = ready_file.read(var)
     beats = run_with_broker(ready.redis_url, lambda broker: broker.heartbeats(None))
-    table = Table(title=f"{ready.base_url} · {ready.model}", title_justify="left")
-    for name in (
-        "worker",
-        "model",
-        "state",
-        "dtype",
-        "running",
-        "waiting",
-        "free KV tokens",
-        "compute",
-        "bandwidth",
-    ):
-        table.add_column(name)
+    beats = sorted(beats, key=lambda beat: (beat.model, beat.worker))
+    table = new_table(*COLUMNS, num_words=4)
     for beat in beats:
-        table.add_row(*_columns(beat))
-    console = Console()
-    console.print(table)
+        table.add_row(*_cells(beat))
+    typer.echo(ready.base_url)
+    print_table(table)
     for beat in beats:
-        console.print(f"{beat.worker}: {beat.load_report}", highlight=False)
+        if beat.load_report:
+            typer.echo(f"{beat.model} on {beat.worker}: {beat.load_report}")
 
 
-def _columns(beat: Heartbeat) -> tuple[str, ...]:
+def _cells(beat: Heartbeat) -> tuple[str, ...]:
     counts = (beat.num_running, beat.num_waiting, beat.free_kv_tokens)
     use = (beat.utilisation.compute, beat.utilisation.bandwidth)
     return (
-        *(beat.worker, beat.model, beat.state, beat.dtype),
+        *(beat.model, beat.worker, beat.state, beat.dtype),
         *(f"{count:,}" for count in counts),
         *(f"{part:.0%}" for part in use),
     )

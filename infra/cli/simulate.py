@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from engine.broker.gateway import GatewayBroker
@@ -21,6 +20,7 @@ from engine.simulator.sizing import MACHINES_MAX, Sizing, Target, machines_neede
 from engine.simulator.trace import TracedRequest, at_rate, mean_rate, read_trace, write_trace
 from engine.simulator.workloads import WORKLOADS
 from infra.cli.connections import run_with_broker
+from infra.cli.tables import new_table, print_table
 from infra.local import ready_file
 from infra.settings import InfraSettings
 
@@ -154,19 +154,19 @@ def _run(question: _Question, policy: Policy, requests: list[TracedRequest]) -> 
 def _print_reports(question: _Question) -> None:
     bound_s = mean_ttft_bound_s(question.requests, question.machine, question.num_machines)
     found = {policy.name: _run(question, policy, question.requests) for policy in question.policies}
-    headline = Table(title=question.subtitle, title_justify="left")
     columns = ["policy", "TTFT mean", "p50", "p90", "p99", "x bound", "TPOT p50", "ITL p99", "max"]
-    for column in [*columns, "tokens/s", "busy", "preempted", "others' p99", "refused"]:
-        headline.add_column(column, justify="right")
+    columns += ["tokens/s", "busy", "preempted", "others' p99", "refused"]
+    headline = new_table(*columns)
     for name, each in found.items():
         headline.add_row(name, *_cells(each, bound_s))
-    headline.caption = (
-        f"times in ms; no scheduler's mean TTFT can be below {bound_s * 1e3:.1f} ms here (preemptive"
-        " SRPT on the prefills' arithmetic); others: all tenants but the heaviest"
+    typer.echo(question.subtitle)
+    print_table(headline)
+    typer.echo(
+        f"\nTimes in ms; no scheduler's mean TTFT can be below {bound_s * 1e3:.1f} ms here (preemptive"
+        " SRPT on the prefills' arithmetic); others: all tenants but the heaviest.\n\n"
+        "TTFT by prompt tokens: p50 / p90 / p99 in ms"
     )
-    console = Console()
-    console.print(headline)
-    console.print(_bucket_table(found))
+    print_table(_bucket_table(found))
 
 
 def _cells(found: RunReport, bound_s: float) -> list[str]:
@@ -186,27 +186,23 @@ def _cells(found: RunReport, bound_s: float) -> list[str]:
 
 
 def _bucket_table(found: dict[str, RunReport]) -> Table:
-    table = Table(title="TTFT by prompt tokens: p50 / p90 / p99 in ms", title_justify="left")
-    table.add_column("policy")
-    for bucket in next(iter(found.values())).buckets:
-        table.add_column(f"{bucket.name} ({bucket.num_requests:,})", justify="right")
+    buckets = next(iter(found.values())).buckets
+    table = new_table("policy", *(f"{each.name} ({each.num_requests:,})" for each in buckets))
     for name, each in found.items():
         table.add_row(name, *(_spread(bucket.ttft) for bucket in each.buckets))
     return table
 
 
 def _print_sizing(question: _Question, target: Target) -> None:
-    table = Table(
-        title=f"simulated: {question.load}, {mean_rate(question.requests):.3g}/s with TTFT p99"
-        f" <= {target.ttft_p99_s:g} s on {question.machine.name}",
-        title_justify="left",
-    )
-    for column in ("policy", "needed", "TTFT p50", "p99", "TPOT p50", "busy"):
-        table.add_column(column, justify="right")
+    table = new_table("policy", "needed", "TTFT p50", "p99", "TPOT p50", "busy")
     for policy in question.policies:
         sizing = machines_needed(question.requests, question.machine, policy, target)
         table.add_row(policy.name, *_sizing_cells(sizing))
-    Console().print(table)
+    typer.echo(
+        f"simulated: {question.load}, {mean_rate(question.requests):.3g}/s with TTFT p99"
+        f" <= {target.ttft_p99_s:g} s on {question.machine.name}"
+    )
+    print_table(table)
 
 
 def _sizing_cells(sizing: Sizing) -> list[str]:

@@ -80,7 +80,7 @@ def _fit(footprint: Footprint, dtype: str, beats: Sequence[Heartbeat]) -> str:
     free = max((beat.memory_free_bytes for beat in beats), default=0)
     needed = footprint.weight_bytes + footprint.context_bytes
     size = (
-        f"{footprint.num_parameters / 1e6:,.0f} million parameters,"
+        f"{_millions(footprint.num_parameters)} million parameters,"
         f" {_size(footprint.weight_bytes)} of weights in {dtype},"
         f" {_size(footprint.kv_bytes_per_token)} of KV cache per token"
     )
@@ -101,6 +101,10 @@ def _fit(footprint: Footprint, dtype: str, beats: Sequence[Heartbeat]) -> str:
     if not has_room:
         room += ", once idle models have been unloaded for it"
     return f"{size}; {room}"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.0f}" if count >= 10**7 else f"{count / 1e6:.2g}"
 
 
 def _size(num_bytes: float) -> str:

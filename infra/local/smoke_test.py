@@ -4,6 +4,7 @@ The first one makes the worker load it and warms it up. Nothing is billed: no ac
 """
 
 import asyncio
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +66,9 @@ class SmokeTest:
         first, second = await self._answer(prompt), await self._answer(prompt)
         if first != second:
             raise ModelRefused("the same question got two answers, although it decodes greedily")
-        return b"".join(tokenizer.token_text(token) for token in first).decode(errors="replace")
+        # It is not stopped by the end of its answer, which may come at once; what is shown is.
+        said = itertools.takewhile(lambda token: token not in tokenizer.eos_token_ids, first)
+        return b"".join(tokenizer.token_text(token) for token in said).decode(errors="replace")
 
     @property
     def _is_pooled(self) -> bool:

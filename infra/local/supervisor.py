@@ -231,7 +231,10 @@ class Supervisor:
     def _introduce(self, wiring: Wiring, seconds: float) -> None:
         body = f'{{"model": "{DEFAULT_MODEL}", "stream": true,'
         body += ' "messages": [{"role": "user", "content": "Hello!"}]}'
-        self.display.say(f"nCompass is ready ({seconds:.1f} s).", "bold green")
+        self.display.say(f"nCompass is ready (started in {seconds:.1f} s).", "bold green")
+        if self.is_demo:
+            self.display.say("  It stops now; `make run` keeps it running.", "dim")
+            return
         self.display.say(f"  dashboard   {wiring.origin}/signup")
         self.display.say(f"  demo login  {DEMO_EMAIL} · {self.secrets.demo_password}")
         self.display.say(f"  demo key    {self.secrets.demo_api_key}")
@@ -241,8 +244,7 @@ class Supervisor:
             f"    -H 'Content-Type: application/json' \\\n"
             f"    -d '{body}'\n"
         )
-        if not self.is_demo:
-            self.display.say("  Ctrl-C drains and stops.", "dim")
+        self.display.say("  Ctrl-C drains and stops.", "dim")
 
     # serving and stopping
 

@@ -7,18 +7,23 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
 from billing import pricing
 from common.db import create_engine, create_sessions
 from common.ids import new_id
 from engine import additions, catalog
 from engine.additions import ModelAddition
+from engine.broker.gateway import GatewayBroker
+from engine.broker.settings import BrokerSettings
 from engine.errors import AdditionRefused, ModelRefused
 from engine.messages import Heartbeat
+from engine.tokenization import Tokenizer
 from infra.connections import open_broker
 from infra.local import inspection
 from infra.local.additions import Additions
 from infra.local.fleet import Fleet
+from infra.local.smoke_test import SmokeTest
 from kernels.cpu.build import NATIVE
 from tests.engine.test_several_models import Worker
 from tests.engine.tiny import save_tiny
@@ -152,11 +157,28 @@ def beat_of(total: int, free: int) -> Heartbeat:
     )
 
 
+async def test_a_tested_model_is_quoted_to_the_end_of_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = checkpoint(tmp_path / "m")
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+
+    async def answer(test: SmokeTest, prompt: list[int]) -> list[int]:
+        return [40, 41, 7, 42]
+
+    monkeypatch.setattr(SmokeTest, "_answer", answer)
+    tokenizer = Tokenizer.load(directory)
+    broker = GatewayBroker(Redis(), "node", settings=BrokerSettings())
+    said = await SmokeTest(broker, "m", directory).run()
+    assert said.encode() == tokenizer.token_text(40) + tokenizer.token_text(41)
+
+
 def test_what_pools_needs_no_memory_but_its_weights(tmp_path: Path) -> None:
     save_pooled("BertConfig", tmp_path)
     found = inspection.inspect(tmp_path, "mit", [beat_of(10**9, 10**8)])
     assert found.footprint.weight_bytes == 4 * found.footprint.num_parameters
     assert "of weights in fp32" in found.fit
+    assert found.fit.startswith("0.1"), "of a million parameters, not 0 million"
     assert found.fit.endswith("nothing of it is kept")
 
 

@@ -12,7 +12,7 @@ RUNNER = CliRunner()
 
 
 def run(*arguments: str) -> str:
-    answer = RUNNER.invoke(app, ["simulate", *arguments], env={"COLUMNS": "200"})
+    answer = RUNNER.invoke(app, ["simulate", *arguments])
     if answer.exception is not None and not isinstance(answer.exception, SystemExit):
         raise answer.exception
     return answer.output

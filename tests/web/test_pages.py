@@ -71,6 +71,11 @@ async def test_the_home_page_shows_models_prices_and_a_command(tab: Tab) -> None
         assert text in page
 
 
+async def test_the_docs_begin_at_the_quickstart(tab: Tab) -> None:
+    response = await tab.client.get("/docs")
+    assert (response.status_code, response.headers["location"]) == (303, "/docs/quickstart")
+
+
 async def test_a_hostile_model_name_or_next_cannot_break_out_of_the_page(
     site: Site, tab: Tab
 ) -> None:
@@ -187,6 +192,8 @@ async def test_status_shows_the_workers_as_they_describe_themselves(
     page = (await tab.open("/status")).text
     for text in ("worker-one", "ready", ">7<", "261K / 262K"):
         assert text in page
+    page = (await tab.open(f"/models/{MODEL}")).text
+    assert "<dd>bfloat16</dd>" in page, "as it is computed, not as the checkpoint stores it"
     await broker.stop()
     client.close()
     await tab.client.aclose()
@@ -287,6 +294,7 @@ async def test_a_model_that_pools_is_shown_with_its_own_request(site: Site, tab:
     assert "/v1/embeddings" in embedder
     assert "client.embeddings.create(" in embedder
     assert "/chat/completions" not in embedder
+    assert "<dd>fp32</dd>" in embedder
     reranker = (await tab.open("/models/AAA/reranker")).text
     assert "/v1/rerank" in reranker
     assert "&#34;documents&#34;" in reranker

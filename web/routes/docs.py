@@ -1,7 +1,7 @@
 """Documentation pages."""
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
 from common.db import read_only
 from web import reference
@@ -11,6 +11,12 @@ from web.routes.examples import example_request
 from web.snippets import base_url
 
 router = APIRouter()
+
+
+@router.api_route("/docs", methods=["GET", "HEAD"])
+async def show_docs() -> Response:
+    """Where people look first."""
+    return RedirectResponse("/docs/quickstart", status_code=303)
 
 
 @router.api_route("/docs/quickstart", methods=["GET", "HEAD"])

@@ -1,0 +1,98 @@
+"""What the commands print on a terminal of 40 columns: whole names, whole figures, what was done."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+from typer.testing import CliRunner
+
+from billing import pricing
+from engine import catalog
+from engine.messages import Heartbeat, WorkerState
+from infra.cli import run
+from infra.cli.connections import run_in_transaction
+from infra.cli.main import app
+from infra.local import ready_file
+
+NAME = "an-organization/a-model-with-a-name-of-fifty-letters"
+Ncompass = Callable[..., str]
+
+
+async def _host(session: AsyncSession) -> None:
+    await catalog.add_model(
+        session,
+        name=NAME,
+        path="/models/one",
+        revision="0",
+        architecture="LlamaForCausalLM",
+        dtype="float32",
+        context_length=2_048,
+    )
+    await pricing.set_price(session, NAME, input=20_000_000, cached=5_000_000, output=60_000_000)
+
+
+@pytest.fixture
+def ncompass(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ncompass:
+    """`ncompass` on a platform that hosts one model."""
+    for name, value in (
+        ("NCOMPASS_DATABASE_URL", sqlite_url),
+        ("NCOMPASS_VAR", str(tmp_path)),
+        ("COLUMNS", "40"),
+    ):
+        monkeypatch.setenv(name, value)
+    run_in_transaction(_host)
+
+    def call(*arguments: str) -> str:
+        answer = CliRunner().invoke(app, arguments)
+        assert answer.exit_code == 0, answer.output
+        return answer.output
+
+    return call
+
+
+def test_models_are_listed_with_whole_names_and_short_prices(ncompass: Ncompass) -> None:
+    listed = ncompass("models", "list").splitlines()
+    assert listed[1].split() == [NAME, "LlamaForCausalLM", "2,048", "0.02", "0.005", "0.06"]
+
+
+def test_a_price_is_told_when_it_is_set_and_when_it_is_promoted(ncompass: Ncompass) -> None:
+    prices = ("--input-price", "0.1", "--cached-price", "0.025", "--output-price", "4")
+    told = f"{NAME} costs $0.10 in, $0.025 cached, $4.00 out per million tokens"
+    assert ncompass("models", "set", NAME, *prices) == f"{told} from now on\n"
+    promoted = ncompass("models", "promote", NAME, "--days", "7", *prices)
+    assert promoted == f"{told} for 7 days, then what it cost before\n"
+
+
+def test_a_drained_model_says_how_it_comes_back(ncompass: Ncompass) -> None:
+    assert "until `models add` hosts it again" in ncompass("models", "drain", NAME)
+    assert NAME not in ncompass("models", "list")
+
+
+def test_status_names_the_model_of_every_report(
+    ncompass: Ncompass, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats = [_beat("zz/loaded", "ready", "fused"), _beat(NAME, "unloaded", "")]
+    monkeypatch.setattr(run, "run_with_broker", lambda url, work: beats)
+    ready = ready_file.Ready("http://here/v1", "", "", NAME, "", "", "", {})
+    ready_file.write(tmp_path, ready)
+    address, head, first, second, report = ncompass("status").splitlines()
+    assert address == "http://here/v1"
+    assert head.split()[:4] == ["model", "worker", "state", "dtype"]
+    assert first.split()[:4] == [NAME, "worker", "unloaded", "bf16"]
+    assert second.split()[:3] == ["zz/loaded", "worker", "ready"]
+    assert report == "zz/loaded on worker: fused"
+
+
+def _beat(model: str, state: WorkerState, report: str) -> Heartbeat:
+    return Heartbeat(
+        worker="worker",
+        model=model,
+        revision="0",
+        state=state,
+        sent_ms=0,
+        pid=1,
+        dtype="bf16",
+        context_length=1_024,
+        load_report=report,
+    )
