@@ -10,6 +10,7 @@ from typing import Literal
 
 from api.outputs.deltas import Delta, TextDelta
 from api.outputs.reading import PLAIN, Reading
+from api.scores import ScoredPrompt
 from api.shortage import Cut
 from engine.messages import FinishReason, TokenFrame, TokenLogprob
 from engine.tokenization import Tokenizer
@@ -42,6 +43,8 @@ class Piece:
     """The stop string that ended it."""
     cut: Cut | None = None
     """Why it is cut off before its limit."""
+    prompt: ScoredPrompt | None = None
+    """How likely the prompt was, where that is wanted; on the first piece of a choice."""
 
 
 class Choice:
@@ -53,8 +56,12 @@ class Choice:
         tokenizer: Tokenizer,
         stops: tuple[str, ...],
         reading: Reading = PLAIN,
+        *,
+        is_silent: bool = False,
     ) -> None:
+        """`is_silent`: the prompt alone was asked about, and no token is shown or counted."""
         self.index = index
+        self._is_silent = is_silent
         self.finish_reason: TextFinish | None = None
         self.num_tokens = 0
         """Tokens accepted into the answer, an end-of-sequence token included: what is billed."""
@@ -75,6 +82,9 @@ class Choice:
         """The new text of `frame`; None when nothing may be shown yet, or the choice has ended."""
         if self.finish_reason is not None:
             return None
+        if self._is_silent:
+            self.finish_reason = "length"
+            return self._piece(())
         deltas = self._accept_tokens(frame)
         if self.finish_reason is None and frame.finish_reason is not None:
             deltas += self._end_of_text(_text_finish(frame.finish_reason))

@@ -15,6 +15,7 @@ from api.errors import GenerationFailed, SettlementDelayed, StructureRefused, lo
 from api.errors import answer as answer_to
 from api.frames import Frames
 from api.placement import Order, Placement, place
+from api.prompt_scoring import PromptScoring
 from api.shortage import CutShort
 from api.stopwatch import Stopwatch
 from api.streaming import Answer, ClientGone
@@ -36,9 +37,18 @@ class Generation:
         self._services = services
         self._order = order
         self._choices = [
-            Choice(index, order.tokenizer, order.stop_strings, order.reading)
+            Choice(
+                index,
+                order.tokenizer,
+                order.stop_strings,
+                order.reading,
+                is_silent=order.max_tokens == 0,
+            )
             for index in range(order.num_choices)
         ]
+        self._scoring: PromptScoring | None = None
+        if order.scoring.num_top is not None:
+            self._scoring = PromptScoring(order.tokenizer, order.prompt_token_ids, order.scoring)
         self._placement: Placement | None = None
         self._authorization: Authorization | None = None
         self._abort_outcome: Outcome | None = None
@@ -121,10 +131,14 @@ class Generation:
             except CutShort as short:
                 for choice in self._choices:
                     if (piece := choice.cut_off(short.cut)) is not None:
-                        await answer.add(piece)
+                        await self._show(piece, answer)
                 return
             if frame.is_accepted:
                 answer.accept()
+                continue
+            if frame.prompt_logprobs is not None:
+                assert self._scoring is not None
+                self._scoring.add(frame.prompt_logprobs)
                 continue
             is_first = not self._stopwatch.has_begun
             piece = self._accept(frame)
@@ -132,7 +146,12 @@ class Generation:
             if is_first:
                 answer.begin(self._num_cached_tokens)
             if piece is not None:
-                await answer.add(piece)
+                await self._show(piece, answer)
+
+    async def _show(self, piece: Piece, answer: Answer) -> None:
+        pieces = [piece] if self._scoring is None else self._scoring.ready(piece)
+        for ready in pieces:
+            await answer.add(ready)
 
     def _accept(self, frame: TokenFrame) -> Piece | None:
         """Note what the frame tells and pass its tokens on. Raises GenerationFailed."""

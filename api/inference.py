@@ -21,6 +21,7 @@ from api.middleware import SERVER_SEND
 from api.outputs.reading import PLAIN, Reading
 from api.parts import parts_of
 from api.placement import Order
+from api.prompt_scoring import NO_SCORING, ScoringWish
 from api.schemas.sampling import SamplingBody, stop_strings
 from api.streaming import Answer, StreamedAnswer, WholeAnswer
 from api.tokenizers import LoadedTokenizer, too_long
@@ -37,6 +38,7 @@ class Limits:
     stops: tuple[str, ...] = ()
     num_choices: int = 1
     num_logprobs: int | None = None
+    scoring: ScoringWish = NO_SCORING
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +115,17 @@ class Intake:
                 vocab_size=tokenizer.vocab_size,
                 eos_token_ids=tokenizer.eos_token_ids,
                 num_logprobs=limits.num_logprobs,
+                num_prompt_logprobs=limits.scoring.num_top,
             ),
             num_choices=limits.num_choices,
-            max_tokens=min(limits.max_tokens or room, room),
+            max_tokens=room if limits.max_tokens is None else min(limits.max_tokens, room),
             stop_strings=stop_strings(limits.stops),
             is_streamed=self.body.stream,
             arrived_at_us=self.arrival.utc_us,
             arrived_at_s=self.arrival.monotonic_s,
             reading=reading,
             structure=structure,
+            scoring=limits.scoring,
         )
 
     def _require_an_end(self) -> None:

@@ -13,6 +13,7 @@ from accounts.principal import Principal
 from api.catalogue import Listing
 from api.dependencies import Services
 from api.outputs.reading import PLAIN, Reading
+from api.prompt_scoring import NO_SCORING, ScoringWish
 from billing.hold_operations import AdmitHold, Hold
 from common.errors import PlatformError
 from engine.broker.stream import RequestStream
@@ -21,6 +22,9 @@ from engine.messages import CostModel, GenerateRequest, Sampling, Structure
 from engine.tokenization import Tokenizer
 
 log = structlog.get_logger()
+
+LEAST_SAMPLED = 1
+"""A prefill ends with a token, even where nobody asked for one: it is neither shown nor billed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Order:
     sampling: Sampling
     num_choices: int
     max_tokens: int
-    """Of each choice; prompt and output together fit the context."""
+    """Of each choice; prompt and output together fit the context. 0: the prompt alone is asked about."""
     stop_strings: tuple[str, ...]
     is_streamed: bool
     arrived_at_us: int
@@ -46,6 +50,8 @@ class Order:
     """How the text is to be read."""
     structure: Structure | None = None
     """The form that it must have."""
+    scoring: ScoringWish = NO_SCORING
+    """What is to be told of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,8 @@ async def place(services: Services, order: Order) -> Placement:
         raise
     try:
         stream = await submitting
-        stream.authorize(hold.authorized_output_tokens // order.num_choices)
+        authorized = hold.authorized_output_tokens // order.num_choices
+        stream.authorize(max(authorized, LEAST_SAMPLED))
         await services.broker.confirm(stream.request)
     except BaseException:
         services.running.start(_take_back(submitting))
@@ -97,8 +104,8 @@ async def _engine_request(services: Services, order: Order) -> GenerateRequest:
         tenant=order.principal.organization_id,
         prompt_token_ids=order.prompt_token_ids,
         sampling=order.sampling,
-        authorized_tokens=_first_slice(services, order),
-        max_tokens=order.max_tokens,
+        authorized_tokens=max(_first_slice(services, order), LEAST_SAMPLED),
+        max_tokens=max(order.max_tokens, LEAST_SAMPLED),
         arrival_ms=arrival_ms,
         key=price.key,
         work_s=price.work_s,

@@ -204,4 +204,5 @@ def _joined(pieces: list[Piece]) -> Piece:
         finish_reason=pieces[-1].finish_reason,
         stop=pieces[-1].stop,
         cut=pieces[-1].cut,
+        prompt=pieces[0].prompt,
     )

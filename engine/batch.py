@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from engine.scheduling.slots import SlotTable
 from engine.sequence import Sequence
 
+NO_ROWS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
@@ -21,6 +23,14 @@ class ScheduledChunk:
     is_last: bool
     sample_slots: list[int]
     """The slots of all its choices when the chunk is the last one, else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Prompt tokens that follow each other, whose logprobs a chunk gives."""
+
+    sequence: Sequence
+    positions: range
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,10 @@ class StepBatch:
     """[R]: rows of the [T] axis whose logits are wanted; a forking prompt's row repeats."""
     sample_slots: NDArray[np.intp]
     """[R]"""
+    prompt_rows: NDArray[np.int64]
+    """[Q]: rows of the [T] axis that tell how likely prompt tokens were; rarely any."""
+    prompt_spans: list[PromptSpan]
+    """Which tokens those are, in the same order."""
     scheduled_us: int
     """When the step began, by the engine's clock."""
 
@@ -61,6 +75,11 @@ class StepBatch:
     def num_prefill_tokens(self) -> int:
         """Tokens of the chunks."""
         return len(self.token_ids) - len(self.decode_slots)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows whose logits are wanted."""
+        return len(self.sample_rows) + len(self.prompt_rows)
 
 
 def build_batch(
@@ -98,6 +117,7 @@ def build_batch(
     max_context_len = int(context_lens.max(initial=0))
     chunk_rows, chunk_sample_slots = _chunk_samples(chunks, query_start)
     decode_rows = query_start[len(chunks) : -1].astype(np.int64)
+    prompt_rows, prompt_spans = _prompt_rows(chunks, query_start)
     return StepBatch(
         chunks=chunks,
         decode_slots=decode_slots,
@@ -112,6 +132,8 @@ def build_batch(
         max_context_len=max_context_len,
         sample_rows=np.concatenate([np.array(chunk_rows, dtype=np.int64), decode_rows]),
         sample_slots=np.concatenate([np.array(chunk_sample_slots, dtype=np.intp), decode_slots]),
+        prompt_rows=prompt_rows,
+        prompt_spans=prompt_spans,
         scheduled_us=scheduled_us,
     )
 
@@ -134,3 +156,19 @@ def _chunk_samples(
         rows += [int(query_start[index + 1]) - 1] * len(chunk.sample_slots)
         sample_slots += chunk.sample_slots
     return rows, sample_slots
+
+
+def _prompt_rows(
+    chunks: list[ScheduledChunk], query_start: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], list[PromptSpan]]:
+    """The rows before the prompt tokens whose logprobs are wanted, and those tokens."""
+    rows: list[NDArray[np.int64]] = [NO_ROWS]
+    spans: list[PromptSpan] = []
+    for chunk, start in zip(chunks, query_start.tolist(), strict=False):
+        sequence = chunk.sequence
+        positions = sequence.prompt_logprobs_in(chunk.num_tokens)
+        if positions:
+            first = start + positions.start - 1 - sequence.num_computed
+            rows.append(np.arange(first, first + len(positions), dtype=np.int64))
+            spans.append(PromptSpan(sequence, positions))
+    return np.concatenate(rows) if spans else NO_ROWS, spans

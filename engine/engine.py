@@ -21,6 +21,7 @@ from engine.messages import (
     CostModel,
     FinishReason,
     GenerateRequest,
+    PromptLogprobs,
     Timing,
     TokenFrame,
     TokenLogprob,
@@ -280,6 +281,8 @@ class Engine:
             self._waits.note(charges, batch.scheduled_us, now_us)
             self._scheduler.use.note(charges)
             self._output.charges = charges
+        for span, told in zip(batch.prompt_spans, sampled.prompt_logprobs, strict=True):
+            self._tell_prompt(span.sequence, told)
         self._end_failed(batch, sampled)
         rows = np.flatnonzero(sampled.token_ids >= 0)
         tokens = sampled.token_ids[rows]
@@ -310,6 +313,20 @@ class Engine:
         )
         self._say(request.node, frame)
         self._close(sequence)
+
+    def _tell_prompt(self, sequence: Sequence, told: PromptLogprobs) -> None:
+        """A part of a prompt is computed, and how likely its tokens were leaves in a frame."""
+        sequence.note_prompt_told(told.end)
+        request = sequence.request
+        frame = TokenFrame(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            first_index=sequence.num_generated,
+            token_ids=(),
+            choice=sequence.choice,
+            prompt_logprobs=told,
+        )
+        self._say(request.node, frame)
 
     def _end_failed(self, batch: StepBatch, sampled: Sampled) -> None:
         """End the sequences whose logits were not finite."""

@@ -37,6 +37,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     min_tokens: int = 0
     num_logprobs: int | None = None
     """None: no logprobs. 0: the chosen token's only. k: the k most likely as well."""
+    num_prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
 
 
 StructureKind = Literal["json_schema", "regex", "ebnf"]
@@ -80,6 +82,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     """What the caller has of each choice, when this goes on after a worker's death; else empty."""
     ended_choices: tuple[int, ...] = ()
     """Choices that were complete before that; with `emitted_token_ids` only."""
+    first_prompt_logprob: int = 1
+    """The first prompt token whose logprob the caller has not: nothing comes before the first token,
+    which has none. More than 1 when this goes on after a worker's death."""
     structure: Structure | None = None
     is_pooled: bool = False
     """Asks for a vector of the prompt and for no token; see `TokenFrame.vector`."""
@@ -122,6 +127,43 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Log-probabilities of prompt tokens that follow each other, as flat arrays: a long prompt has
+    many. Numbers are little-endian, four bytes each.
+    """
+
+    first_position: int
+    """Index in the prompt of the first token that is told of."""
+    num_tokens: int
+    logprobs: bytes
+    """[num_tokens] fp32: of the token that stands there, given all before it."""
+    ranks: bytes
+    """[num_tokens] int32: 1 where it was the likeliest."""
+    num_top: int = 0
+    top_ids: bytes = b""
+    """[num_tokens, num_top] int32: the likeliest tokens there, likeliest first."""
+    top_logprobs: bytes = b""
+    """[num_tokens, num_top] fp32"""
+
+    @property
+    def end(self) -> int:
+        """The position behind the last token that is told of."""
+        return self.first_position + self.num_tokens
+
+    def from_position(self, position: int) -> "PromptLogprobs":
+        """The same without the tokens before `position`."""
+        count = position - self.first_position
+        return PromptLogprobs(
+            first_position=position,
+            num_tokens=self.num_tokens - count,
+            logprobs=self.logprobs[4 * count :],
+            ranks=self.ranks[4 * count :],
+            num_top=self.num_top,
+            top_ids=self.top_ids[4 * count * self.num_top :],
+            top_logprobs=self.top_logprobs[4 * count * self.num_top :],
+        )
+
+
 class Timing(msgspec.Struct, frozen=True):
     """Durations of one request on the worker, in microseconds."""
 
@@ -149,6 +191,9 @@ class TokenFrame(msgspec.Struct, frozen=True, omit_defaults=True):
     token_ids: tuple[int, ...]
     choice: int = 0
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    """No tokens yet: a part of the prompt is computed. All parts come before the choice's tokens,
+    once for all choices."""
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     """The id that ended the choice; counted as output, never part of the text."""

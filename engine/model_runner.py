@@ -1,11 +1,14 @@
 """Runs one step of a model: copies blocks, moves the batch to the device, samples."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from engine.batch import StepBatch
 from engine.models.model import Model
 from engine.models.sequence_states import SequenceStates
+from engine.prompt_logprobs import prompt_logprobs
 from engine.sampler import NOTHING_SAMPLED, Sampled, sample_step
 from engine.scheduling.slots import SlotTable
 from engine.sequence import Sequence
@@ -33,15 +36,23 @@ class ModelRunner:
         if batch.is_empty:
             return NOTHING_SAMPLED
         device = self.model.device
+        rows = batch.sample_rows
+        if batch.prompt_spans:
+            rows = np.concatenate([rows, batch.prompt_rows])
         logits = self.model.forward(
             torch.from_numpy(batch.token_ids.astype(np.int64)).to(device),
             self.kv_cache,
             attention_metadata(batch, device),
-            torch.from_numpy(batch.sample_rows).to(device),
+            torch.from_numpy(rows).to(device),
         )
-        if len(batch.sample_rows) == 0:
-            return NOTHING_SAMPLED
-        return sample_step(logits, batch, slots, adjusted)
+        num_samples = len(batch.sample_rows)
+        sampled = NOTHING_SAMPLED
+        if num_samples:
+            sampled = sample_step(logits[:num_samples], batch, slots, adjusted)
+        if batch.prompt_spans:
+            told = prompt_logprobs(logits[num_samples:], batch.prompt_spans)
+            sampled = replace(sampled, prompt_logprobs=tuple(told))
+        return sampled
 
 
 def attention_metadata(batch: StepBatch, device: torch.device) -> AttentionMetadata:

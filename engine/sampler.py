@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.batch import StepBatch
-from engine.messages import Sampling, TokenLogprob
+from engine.messages import PromptLogprobs, Sampling, TokenLogprob
 from engine.scheduling.slots import SlotTable
 from engine.sequence import Sequence
 from kernels.sampling import SamplingBatch, sample
@@ -26,6 +26,8 @@ class Sampled:
     """By row, for those that want them."""
     vectors: tuple[bytes | None, ...] = ()
     """What a model that pools answers in the place of tokens, by sample row: fp32, little-endian."""
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    """One for each of the batch's prompt spans."""
 
 
 NO_TOKENS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)

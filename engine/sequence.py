@@ -54,6 +54,8 @@ class Sequence:
     num_cached_tokens: int | None = None
     """Prompt tokens taken from the prefix cache at the first admission."""
     num_preemptions: int = 0
+    prompt_logprobs_from: int | None = None
+    """The next prompt token whose logprob is to be told; None when no more are wanted."""
     structure: "StructureState | None" = None
     """What its grammar allows; None where any text will do."""
     # microseconds of the engine's clocks
@@ -71,18 +73,21 @@ class Sequence:
         """The sequences of a request that was just taken.
 
         A new one has all its choices in one sequence until that forks, where the model lets
-        sequences share blocks. After a failover each open choice goes on from its own tokens.
+        sequences share blocks. After a failover each open choice goes on from its own tokens. The
+        first one tells the logprobs of the prompt.
         """
-        if not request.emitted_token_ids:
-            if may_fork:
-                return [cls._of(request, 0, (), added_us, num_choices=request.num_choices)]
-            choices = range(request.num_choices)
-            return [cls._of(request, choice, (), added_us) for choice in choices]
-        return [
-            cls._of(request, choice, emitted, added_us)
-            for choice, emitted in enumerate(request.emitted_token_ids)
-            if choice not in request.ended_choices
-        ]
+        emitted = request.emitted_token_ids or ((),) * request.num_choices
+        if may_fork and not request.emitted_token_ids:
+            found = [cls._of(request, 0, (), added_us, num_choices=request.num_choices)]
+        else:
+            found = [
+                cls._of(request, choice, token_ids, added_us)
+                for choice, token_ids in enumerate(emitted)
+                if choice not in request.ended_choices
+            ]
+        if found and request.sampling.num_prompt_logprobs is not None:
+            found[0].note_prompt_told(request.first_prompt_logprob)
+        return found
 
     @classmethod
     def _of(
@@ -139,6 +144,20 @@ class Sequence:
     def output_token_ids(self) -> NDArray[np.int32]:
         """The tokens after the prompt."""
         return self.token_ids[self.num_prompt_tokens : self.num_tokens]
+
+    def prompt_logprobs_in(self, num_tokens: int) -> range:
+        """The prompt tokens whose logprobs the next `num_tokens` computed ones give.
+
+        What is computed at one position says how likely the token at the next one was.
+        """
+        if self.prompt_logprobs_from is None:
+            return range(0)
+        first = max(self.prompt_logprobs_from, self.num_computed + 1)
+        return range(first, min(self.num_computed + num_tokens + 1, self.num_prompt_tokens))
+
+    def note_prompt_told(self, position: int) -> None:
+        """The logprobs of all prompt tokens before `position` have been told."""
+        self.prompt_logprobs_from = position if position < self.num_prompt_tokens else None
 
     def append(self, token: int) -> None:
         """One more sampled token, when the KV of all others is computed."""

@@ -91,9 +91,11 @@ class ChunkFrame:
         """An error event, then `[DONE]`: without it some clients hang."""
         return b"data: " + error.envelope() + b"\n\n" + DONE
 
-    def whole(self, kind: str, choices: list[dict[str, Any]], summary: Summary) -> bytes:
-        """The object that is not streamed."""
-        told = {"object": kind, "choices": choices}
+    def whole(
+        self, kind: str, choices: list[dict[str, Any]], summary: Summary, **more: Any
+    ) -> bytes:
+        """The object that is not streamed; `more` are further fields of it."""
+        told = {"object": kind, "choices": choices} | more
         return encode(
             self._envelope | told | {"usage": summary.usage(), "timing": summary.timing()}
         )

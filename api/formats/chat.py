@@ -67,9 +67,10 @@ class ChatFormat:
 
     def whole(self, pieces: Sequence[Piece], summary: Summary) -> bytes:
         """The `chat.completion` object."""
-        return self._chunks.whole(
-            "chat.completion", [self._choice(piece) for piece in pieces], summary
-        )
+        prompt = pieces[0].prompt
+        more = {} if prompt is None else {"prompt_logprobs": prompt.listed}
+        choices = [self._choice(piece) for piece in pieces]
+        return self._chunks.whole("chat.completion", choices, summary, **more)
 
     def _chunk(
         self, choice: int, delta: bytes, logprobs: bytes = b"null", reason: bytes = b"null"

@@ -9,6 +9,7 @@ from api.errors import ErrorAnswer
 from api.formats.base import AnswerHead, ChunkFrame, encode
 from api.formats.logprobs import legacy_logprobs
 from api.outputs.deltas import TextDelta, text_of
+from api.scores import joined
 from api.shortage import Pause
 from api.summary import Summary
 
@@ -36,7 +37,7 @@ class CompletionFormat:
         """New text of one choice, and its end in a chunk of its own."""
         payload = b""
         shown = self._with_echo(piece)
-        if text_of(shown.deltas) or piece.tokens:
+        if text_of(shown.deltas) or piece.tokens or piece.prompt is not None:
             payload = self._chunks.choice(encode(self._choice(shown) | {"finish_reason": None}))
         if piece.finish_reason is not None:
             ended = Piece(piece.choice, finish_reason=piece.finish_reason, cut=piece.cut)
@@ -63,22 +64,35 @@ class CompletionFormat:
         return self._chunks.whole(KIND, [self._choice(piece) for piece in echoed], summary)
 
     def _with_echo(self, piece: Piece) -> Piece:
-        text = self._echoes.pop(piece.choice, "") + text_of(piece.deltas)
-        return replace(piece, deltas=(TextDelta(text),))
+        echo = self._echoes.pop(piece.choice, "")
+        self._offsets.setdefault(piece.choice, len(echo))
+        return replace(piece, deltas=(TextDelta(echo + text_of(piece.deltas)),))
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
-        logprobs = None
         text = text_of(piece.deltas)
-        if self._has_logprobs and (piece.tokens or text):
-            start = self._offsets.get(piece.choice, 0)
-            logprobs = legacy_logprobs(piece.tokens, start)
-            self._offsets[piece.choice] = start + sum(map(len, logprobs["tokens"]))
-        return {
+        choice = {
             "index": piece.choice,
             "text": text,
-            "logprobs": logprobs,
+            "logprobs": None,
             "finish_reason": piece.finish_reason,
-        } | ({} if piece.cut is None else {"finish_details": piece.cut.as_json()})
+        }
+        if self._has_logprobs and (piece.tokens or text):
+            choice["logprobs"] = self._logprobs(piece)
+        if piece.cut is not None:
+            choice["finish_details"] = piece.cut.as_json()
+        if piece.prompt is not None and piece.prompt.listed is not None:
+            choice["prompt_logprobs"] = piece.prompt.listed
+        return choice
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any]:
+        """Those of the piece's tokens, behind those of the prompt where it is echoed."""
+        start = self._offsets.get(piece.choice, 0)
+        logprobs = legacy_logprobs(piece.tokens, start)
+        spelled = b"".join(shown.token for shown in piece.tokens)
+        self._offsets[piece.choice] = start + len(spelled.decode(errors="replace"))
+        if piece.prompt is not None and piece.prompt.echoed is not None:
+            logprobs = joined((piece.prompt.echoed, logprobs))
+        return logprobs.as_json()
 
 
 def best_of(pieces: Sequence[Piece], num_best: int, num_choices: int) -> list[Piece]:

@@ -1,9 +1,11 @@
 """Log-probabilities in OpenAI's two forms."""
 
+import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from api.choices import ShownToken
+from api.scores import LegacyLogprobs
 
 
 def token_string(token: bytes) -> str:
@@ -28,18 +30,15 @@ def chat_logprobs(tokens: Iterable[ShownToken]) -> list[dict[str, Any]]:
     ]
 
 
-def legacy_logprobs(tokens: Sequence[ShownToken], start: int) -> dict[str, Any]:
-    """The four parallel lists of the older form; `start` is the text offset of the first token."""
-    texts = [token_string(shown.token) for shown in tokens]
-    offsets = []
-    for text in texts:
-        offsets.append(start)
-        start += len(text)
-    return {
-        "tokens": texts,
-        "token_logprobs": [shown.logprob for shown in tokens],
-        "top_logprobs": [
-            {token_string(token): value for token, value in shown.top} for shown in tokens
-        ],
-        "text_offset": offsets,
-    }
+def legacy_logprobs(tokens: Sequence[ShownToken], start: int) -> LegacyLogprobs:
+    """The older form; `start` is the text offset of the first token.
+
+    A token that only completes a character stands behind it.
+    """
+    found = LegacyLogprobs()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for shown in tokens:
+        top = {token_string(token): value for token, value in shown.top}
+        found.append(token_string(shown.token), shown.logprob, top, start)
+        start += len(decoder.decode(shown.token))
+    return found

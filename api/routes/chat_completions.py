@@ -8,6 +8,7 @@ from api.dependencies import ServicesDependency
 from api.formats.chat import ChatFormat
 from api.inference import Arrival, GenerationResponse, Limits, read, take_in
 from api.openapi import body_of, errors
+from api.prompt_scoring import ScoringWish
 from api.routes.direct import DirectRoute
 from api.schemas.chat import ChatCompletionBody
 from common.ids import new_id
@@ -35,4 +36,5 @@ async def create_chat_completion(
 
 def limits_of(body: ChatCompletionBody) -> Limits:
     """What the body asks for beside its sampling."""
-    return Limits(body.output_limit, tuple(body.stop), body.n, body.num_logprobs)
+    scoring = ScoringWish(body.prompt_logprobs)
+    return Limits(body.output_limit, tuple(body.stop), body.n, body.num_logprobs, scoring)

@@ -53,7 +53,9 @@ async def orders_of(intake: Intake, body: CompletionBody, request_id: str) -> li
     num_logprobs = body.logprobs
     if body.is_contest and num_logprobs is None:
         num_logprobs = 0  # what the contest is decided by
-    limits = Limits(body.max_tokens, tuple(body.stop), body.best_of or body.n, num_logprobs)
+    limits = Limits(
+        body.max_tokens, tuple(body.stop), body.best_of or body.n, num_logprobs, body.scoring
+    )
     orders = []
     for number, prompt in enumerate(body.prompts):
         token_ids = await prompt_ids(intake.loaded, prompt, body.suffix)

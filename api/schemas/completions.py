@@ -4,9 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from api.errors import InvalidRequest, UnsupportedParameter
-from api.schemas.base import INT32_MAX
-from api.schemas.sampling import GenerationBody, Tokens
+from api.errors import InvalidRequest
+from api.prompt_scoring import ScoringWish
+from api.schemas.base import INT32_MAX, INT64_MAX
+from api.schemas.sampling import GenerationBody
 
 LEGACY_MAX_TOKENS = 16
 """OpenAI's default for this route, which old clients count on."""
@@ -46,7 +47,8 @@ class CompletionBody(GenerationBody):
     """The body of `POST /v1/completions`."""
 
     prompt: Prompt = Field(examples=["A prefill is"])
-    max_tokens: Tokens | None = LEGACY_MAX_TOKENS
+    max_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = LEGACY_MAX_TOKENS
+    """0 only with `echo` or `prompt_logprobs`: the prompt alone is told of."""
     logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS_MAX)
     echo: bool = False
     suffix: str = ""
@@ -60,14 +62,23 @@ class CompletionBody(GenerationBody):
             raise InvalidRequest("'best_of' cannot be streamed.", param="best_of")
         if self.echo and self.suffix:
             raise InvalidRequest("'echo' and 'suffix' exclude each other.", param="echo")
-        if self.echo and self.logprobs is not None:
-            raise UnsupportedParameter("'echo' with 'logprobs' is not supported yet.", param="echo")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise InvalidRequest(
+                "'max_tokens' must be at least 1, unless 'echo' or 'prompt_logprobs' asks about "
+                "the prompt.",
+                param="max_tokens",
+            )
         return self
 
     @property
     def is_contest(self) -> bool:
         """Whether more choices are generated than returned."""
         return self.best_of is not None and self.best_of > self.n
+
+    @property
+    def scoring(self) -> ScoringWish:
+        """What is to be told of the prompt."""
+        return ScoringWish(self.prompt_logprobs, self.logprobs if self.echo else None)
 
     @property
     def prompts(self) -> list[str | list[int]]:

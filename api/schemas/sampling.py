@@ -14,6 +14,7 @@ NUM_CHOICES_MAX = 16
 NUM_STOPS_MAX = 16
 STOP_LENGTH_MAX = 1_000
 NUM_BIASES_MAX = 4_096
+PROMPT_LOGPROBS_MAX = 20
 GREEDY_BELOW = 1e-4
 """A temperature this low would overflow logits / temperature and samples the maximum anyway."""
 
@@ -74,7 +75,12 @@ class SamplingBody(RequestBody):
         return bias
 
     def sampling(
-        self, *, vocab_size: int, eos_token_ids: tuple[int, ...], num_logprobs: int | None
+        self,
+        *,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        num_logprobs: int | None,
+        num_prompt_logprobs: int | None = None,
     ) -> Sampling:
         """The same for the engine. Raises InvalidRequest for ids outside of the vocabulary."""
         bias = {int(key): value for key, value in (self.logit_bias or {}).items()}
@@ -95,6 +101,7 @@ class SamplingBody(RequestBody):
             stop_token_ids=tuple(sorted({*eos, *self.stop_token_ids})),
             min_tokens=self.min_tokens,
             num_logprobs=num_logprobs,
+            num_prompt_logprobs=num_prompt_logprobs,
         )
 
 
@@ -105,6 +112,9 @@ class GenerationBody(SamplingBody):
     n: int = Field(default=1, ge=1, le=NUM_CHOICES_MAX)
     max_tokens: Tokens | None = None
     stop: list[Stop] = Field(default=[], max_length=NUM_STOPS_MAX)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=PROMPT_LOGPROBS_MAX)
+    """Tell how likely each token of the prompt was, and so many of the likeliest beside it, as vLLM
+    does; not streamed."""
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -117,6 +127,12 @@ class GenerationBody(SamplingBody):
             raise InvalidRequest(
                 "'stream_options' is only allowed with 'stream': true.", param="stream_options"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _scores_are_not_streamed(self) -> "GenerationBody":
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("'prompt_logprobs' cannot be streamed.", param="prompt_logprobs")
         return self
 
     @property

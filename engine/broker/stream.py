@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 
 from engine.errors import RequestLost
-from engine.messages import GenerateRequest, TokenFrame
+from engine.messages import GenerateRequest, PromptLogprobs, TokenFrame
 
 Cancel = Callable[[GenerateRequest], Awaitable[None]]
 
@@ -27,6 +27,7 @@ class RequestStream(AsyncIterator[TokenFrame]):
         "_open_choices",
         "_waiter",
         "emitted_token_ids",
+        "first_prompt_logprob",
         "gone_since",
         "is_confirmed",
         "is_running",
@@ -44,6 +45,8 @@ class RequestStream(AsyncIterator[TokenFrame]):
         """Who sent the last frame."""
         self.emitted_token_ids: list[list[int]] = [[] for _ in range(request.num_choices)]
         """What was received of each choice, over all attempts."""
+        self.first_prompt_logprob = request.first_prompt_logprob
+        """The first prompt token whose logprob was not received."""
         self.gone_since: float | None = None
         """When Redis was first seen not to know the request (loop time)."""
         self._cancel = cancel
@@ -104,6 +107,12 @@ class RequestStream(AsyncIterator[TokenFrame]):
             self._open_choices.clear()
             self._accept(frame, worker)
             return True
+        if frame.prompt_logprobs is not None:
+            return self._receive_prompt(frame, frame.prompt_logprobs, worker)
+        return not self._misses_prompt(frame) and self._receive_tokens(frame, worker)
+
+    def _receive_tokens(self, frame: TokenFrame, worker: str) -> bool:
+        """The next tokens of a choice; see `receive`."""
         emitted = self.emitted_token_ids[frame.choice]
         again = emitted[frame.first_index : frame.first_index + len(frame.token_ids)]
         if frame.first_index > len(emitted) or tuple(again) != frame.token_ids[: len(again)]:
@@ -116,6 +125,27 @@ class RequestStream(AsyncIterator[TokenFrame]):
             self._open_choices.discard(frame.choice)
         self._accept(frame, worker)
         return True
+
+    def _receive_prompt(self, frame: TokenFrame, told: PromptLogprobs, worker: str) -> bool:
+        """The next logprobs of the prompt; see `receive`."""
+        wanted = self.first_prompt_logprob
+        if told.first_position > wanted:
+            return False
+        if told.end > wanted:
+            self.first_prompt_logprob = told.end
+            told = told.from_position(wanted)
+            self._accept(msgspec.structs.replace(frame, prompt_logprobs=told), worker)
+        return True
+
+    def _misses_prompt(self, frame: TokenFrame) -> bool:
+        """Whether a token has come before the logprobs of the prompt, which its choice tells first."""
+        request = self.request
+        return (
+            request.sampling.num_prompt_logprobs is not None
+            and self.first_prompt_logprob < len(request.prompt_token_ids)
+            and frame.choice == min(self._open_choices)
+            and not frame.is_accepted
+        )
 
     def note_attempt(self, attempt: int) -> None:
         """The queue gave the request to another worker, which starts from the same message."""
@@ -140,7 +170,11 @@ class RequestStream(AsyncIterator[TokenFrame]):
 
     def restart(self) -> None:
         """The request becomes that of another attempt, which goes on behind what was received."""
-        request = msgspec.structs.replace(self.request, attempt=self.request.attempt + 1)
+        request = msgspec.structs.replace(
+            self.request,
+            attempt=self.request.attempt + 1,
+            first_prompt_logprob=self.first_prompt_logprob,
+        )
         if self.has_emitted:
             ended = set(range(request.num_choices)) - self._open_choices
             request = msgspec.structs.replace(

@@ -100,7 +100,7 @@ def work_of(batch: StepBatch) -> StepWork:
     pairs = float((lens * (batch.context_lens[:num_chunks] - lens / 2)).sum())
     return StepWork(
         num_tokens=len(batch.token_ids),
-        num_samples=len(batch.sample_rows),
+        num_samples=batch.num_rows,
         prefill_pairs=pairs,
         decode_context=float(batch.context_lens[num_chunks:].sum()),
     )

@@ -25,7 +25,8 @@ class Continuation(StrEnum):
     CHUNKS = "in chunks"
     """Several tokens at a time, at any point."""
     WHOLE_PROMPT = "with whole prompts"
-    """Several tokens only at the start: chunks are put together and computed with the last one."""
+    """Several tokens only at the start: chunks are put together and computed with the last one, or
+    from the start again where logits inside the prompt are wanted."""
     RECOMPUTE = "without a cache"
     """Everything again for every token."""
 
@@ -112,6 +113,8 @@ class OwnCacheModel:
         """Compute the tokens that are not yet in the cache, as `generate` would: [n, vocab]."""
         original, length = self._original, len(state.token_ids)
         uses_cache = self._continuation != Continuation.RECOMPUTE
+        if self._continuation == Continuation.WHOLE_PROMPT and length > state.num_computed + 1:
+            state.past, state.num_computed = {}, 0
         is_first = state.num_computed == 0
         if uses_cache and is_first:
             state.past = self._new_past()

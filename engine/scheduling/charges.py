@@ -3,6 +3,7 @@
 from collections import defaultdict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.batch import StepBatch
 from engine.messages import CostModel
@@ -26,6 +27,8 @@ def charge_step(
     per_context_s[:num_chunks] = model.per_prefill_context_s
     work = model.per_token_s * query_lens + per_context_s * read
     work[num_chunks:] += model.per_sample_s
+    if batch.prompt_spans:  # the rows of their logits
+        work[:num_chunks] += model.per_sample_s * _num_prompt_rows(batch)
     total = float(work.sum())
     if total <= 0:
         work, total = query_lens, float(query_lens.sum())
@@ -35,3 +38,9 @@ def charge_step(
     for sequence, share in zip(sequences, (work * (seconds / total)).tolist(), strict=True):
         charges[sequence.request.tenant] += share
     return dict(charges)
+
+
+def _num_prompt_rows(batch: StepBatch) -> NDArray[np.float64]:
+    """[num_chunks]: prompt tokens whose logprobs each chunk tells."""
+    starts = batch.query_start[: len(batch.chunks) + 1]
+    return np.diff(np.searchsorted(batch.prompt_rows, starts)).astype(np.float64)

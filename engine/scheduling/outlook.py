@@ -204,8 +204,13 @@ class Outlook:
         return sequence.num_matched - low
 
     def matchable_hashes(self, sequence: Sequence) -> list[bytes]:
-        """Hashes of the full blocks that a hit may cover: the last token is always computed."""
+        """Hashes of the full blocks that a hit may cover.
+
+        The last token is always computed, and so is what tells the logprobs of the prompt.
+        """
         return sequence.hash_blocks(self._num_matchable(sequence), self.blocks.block_size)
 
     def _num_matchable(self, sequence: Sequence) -> int:
-        return (sequence.num_tokens - 1) // self.blocks.block_size
+        untold = sequence.prompt_logprobs_from
+        num_tokens = sequence.num_tokens if untold is None else untold
+        return (num_tokens - 1) // self.blocks.block_size

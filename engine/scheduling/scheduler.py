@@ -22,6 +22,9 @@ from engine.scheduling.tenants import TenantShares
 from engine.scheduling.waiting import WaitingList
 from engine.sequence import NO_SLOT, Sequence
 
+PROMPT_ROWS_MAX = 256
+"""Tokens of one step whose logits are all wanted: 256 rows of 150,000 logits are 154 MB."""
+
 
 class Scheduler:
     """Owns the sequences, the slots and the KV blocks. Knows no model and no clock."""
@@ -228,14 +231,9 @@ class Scheduler:
             if not sequence.is_admitted:
                 self._admit(sequence, now_us)
         decodes, copies = self._grow_decodes(decodes)
-        chunks = [
-            scheduled
-            for sequence, chunk in chosen
-            if (scheduled := self._schedule_chunk(sequence, chunk.num_tokens)) is not None
-        ]
         return build_batch(
             self.slots,
-            chunks,
+            self._schedule_chunks(chosen),
             decodes,
             copies,
             block_size=self.blocks.block_size,
@@ -270,6 +268,19 @@ class Scheduler:
         self.slots.order[slot] = sequence.order
         self.slots.tenant[slot] = hash(tenant)
         self.slots.is_adjusted[slot] |= sequence.structure is not None
+
+    def _schedule_chunks(self, chosen: list[tuple[Sequence, Chunk]]) -> list[ScheduledChunk]:
+        """The planned chunks; those that tell logprobs share `PROMPT_ROWS_MAX` tokens of a step."""
+        chunks: list[ScheduledChunk] = []
+        num_rows_left = PROMPT_ROWS_MAX
+        for sequence, chunk in chosen:
+            num_tokens = chunk.num_tokens
+            if sequence.prompt_logprobs_from is not None:
+                num_tokens = min(num_tokens, num_rows_left)
+                num_rows_left -= num_tokens
+            if num_tokens and (found := self._schedule_chunk(sequence, num_tokens)) is not None:
+                chunks.append(found)
+        return chunks
 
     def _schedule_chunk(self, sequence: Sequence, num_tokens: int) -> ScheduledChunk | None:
         """Allocate the chunk's blocks; None when there are too few, the sequence then pauses."""

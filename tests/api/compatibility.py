@@ -8,6 +8,8 @@ CHAT = "tests/api/test_chat.py::"
 VALIDATION = "tests/api/test_validation.py::"
 HTTP = "tests/api/test_http.py::"
 COMPLETIONS = "tests/api/test_completions.py::"
+SCORING = "tests/api/test_prompt_scoring.py::"
+SCORES = "tests/engine/test_prompt_logprobs.py::"
 CONNECTIONS = "tests/api/test_connections.py::"
 TOOLS = "tests/api/test_tools.py::"
 STRUCTURES = "tests/api/test_structures.py::"
@@ -104,9 +106,11 @@ BEHAVIOURS: dict[int, Row] = {
                                COMPLETIONS + "test_several_prompts_are_answered_in_their_order",
                                VALIDATION + "test_a_wrong_prompt_is_400")),
     64: ("older logprobs", (COMPLETIONS + "test_logprobs_have_the_older_shape",)),
-    65: ("echo: its text, but not with logprobs (400)",
-         (COMPLETIONS + "test_echo_begins_each_choice_with_its_prompt",
-          COMPLETIONS + "test_what_cannot_be_honoured_is_400_and_not_ignored")),
+    65: ("echo, with logprobs too", (COMPLETIONS + "test_echo_begins_each_choice_with_its_prompt",
+                                     SCORING + "test_an_echo_has_the_logprobs_of_the_prompt",
+                                     SCORING + "test_streamed_and_repeated_echoes_say_the_same",
+                                     SCORING + "test_openai_s_client_reads_an_echo_with_logprobs",
+                                     SCORES + "test_the_prefix_cache_is_passed_over_and_filled")),
     67: ("best_of and suffix", (COMPLETIONS + "test_the_best_of_several_is_returned_and_all_are_paid",
                                 COMPLETIONS + "test_what_cannot_be_honoured_is_400_and_not_ignored")),
     68: ("tool_choice", (TOOLS + "test_wrong_tools_are_400_with_their_place",

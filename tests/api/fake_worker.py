@@ -5,6 +5,7 @@ the arithmetic is missing, so that a test decides what the "model" says and when
 """
 
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from engine.messages import (
     FinishReason,
     GenerateRequest,
     Heartbeat,
+    PromptLogprobs,
     StepFrames,
     Timing,
     TokenFrame,
@@ -61,6 +63,8 @@ class Script:
     """Why the structure of the request cannot be compiled."""
     vector: bytes | None = None
     """What a model that pools answers."""
+    prompt_parts: tuple[int, ...] = ()
+    """Lengths of the parts in which the logprobs of a prompt are told; what is left is told last."""
     lost_token: int | None = None
     """The frame of this token never arrives, as from a Redis that was wiped in between."""
 
@@ -73,6 +77,8 @@ class _Sequence:
     due_s: float
     num_emitted: int = 0
     is_ended: bool = False
+    num_scored: int = 0
+    """Parts of the prompt's logprobs that were told."""
     is_accepted: bool = False
     """Its structure is compiled, or it has none."""
 
@@ -210,6 +216,8 @@ class FakeWorker:
         if sequence.request.structure is not None and not sequence.is_accepted:
             return self._verdict(sequence)
         script, request = sequence.script, sequence.request
+        if (scored := self._scored(sequence)) is not None:
+            return scored
         if script.vector is not None:
             sequence.is_ended = True
             return TokenFrame(
@@ -253,6 +261,44 @@ class FakeWorker:
             error=error,
             num_cached_tokens=script.num_cached_tokens if start == 0 else 0,
             timing=TIMING if reason or start == 0 else None,
+        )
+
+    @staticmethod
+    def _scored(sequence: _Sequence) -> TokenFrame | None:
+        """The next part of the prompt's logprobs: -0.25 each, the second likeliest of all."""
+        request = sequence.request
+        num_top = request.sampling.num_prompt_logprobs
+        num_prompt = len(request.prompt_token_ids)
+        first = request.first_prompt_logprob
+        if num_top is None or sequence.choice != 0 or first >= num_prompt:
+            return None
+        parts = sequence.script.prompt_parts
+        count = num_prompt - first
+        if sequence.num_scored < len(parts):
+            count = min(count, parts[sequence.num_scored])
+        sequence.num_scored += 1
+        sequence.due_s += sequence.script.delay_s
+        sequence.request = msgspec.structs.replace(request, first_prompt_logprob=first + count)
+        likeliest = [
+            (token_id + 1 + k) % 1_000
+            for token_id in request.prompt_token_ids[first : first + count]
+            for k in range(num_top)
+        ]
+        top = [-0.125 - k for _ in range(count) for k in range(num_top)]
+        return TokenFrame(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            first_index=0,
+            token_ids=(),
+            prompt_logprobs=PromptLogprobs(
+                first_position=first,
+                num_tokens=count,
+                logprobs=struct.pack(f"<{count}f", *[-0.25] * count),
+                ranks=struct.pack(f"<{count}i", *[2] * count),
+                num_top=num_top,
+                top_ids=struct.pack(f"<{len(likeliest)}i", *likeliest),
+                top_logprobs=struct.pack(f"<{len(top)}f", *top),
+            ),
         )
 
     @staticmethod

@@ -155,7 +155,8 @@ async def test_what_cannot_be_honoured_is_400_and_not_ignored(platform: Platform
     for param, wrong in {
         "suffix": {"suffix": "x"},  # this model was not trained to fill in the middle
         "best_of": {"best_of": 1, "n": 2},
-        "echo": {"echo": True, "logprobs": 1},
+        "max_tokens": {"max_tokens": 0},
+        "prompt_logprobs": {"prompt_logprobs": 1, "stream": True},
     }.items():
         response = await complete(platform, "x", **wrong)
         assert response.status_code == 400, param

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from api.choices import Choice
+from api.choices import Choice, ShownToken
 from api.errors import field_path
 from api.formats.logprobs import legacy_logprobs, token_string
 from api.outputs.deltas import text_of
@@ -105,7 +105,9 @@ def test_field_paths_are_written_as_openai_does() -> None:
 def test_half_a_character_is_spelled_in_bytes() -> None:
     assert token_string("é".encode()) == "é"
     assert token_string(b"\xf0\x9f") == "bytes:\\xf0\\x9f"
-    assert legacy_logprobs((), 5)["text_offset"] == []
+    assert legacy_logprobs((), 5).text_offset == []
+    halves = [ShownToken(token, -1.0, (), 0) for token in (b"a\xf0\x9f", b"\x9a\x80", b"b")]
+    assert legacy_logprobs(halves, 5).text_offset == [5, 6, 7]
 
 
 def test_a_decode_rate_needs_more_than_the_first_token() -> None:

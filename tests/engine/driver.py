@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine.engine import Engine
-from engine.messages import GenerateRequest, Sampling, TokenFrame, TokenLogprob
+from engine.messages import GenerateRequest, PromptLogprobs, Sampling, TokenFrame, TokenLogprob
 from engine.model_runner import ModelRunner
 from engine.models.model import Model
 from engine.scheduling.planner import PlanFunction, plan
@@ -26,6 +26,7 @@ def request(
     emitted: tuple[int, ...] | tuple[tuple[int, ...], ...] = (),
     ended: tuple[int, ...] = (),
     node: str = "node",
+    first_prompt_logprob: int = 1,
 ) -> GenerateRequest:
     return GenerateRequest(
         request_id=request_id,
@@ -42,6 +43,7 @@ def request(
         attempt=attempt,
         emitted_token_ids=by_choice(emitted),
         ended_choices=ended,
+        first_prompt_logprob=first_prompt_logprob,
     )
 
 
@@ -60,6 +62,7 @@ class Received:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     error: str | None = None
     stop_token_id: int | None = None
@@ -97,11 +100,14 @@ class Driver:
         assert received.finish_reason is None, "a frame after the last one"
         start = self.emitted.get((frame.request_id, frame.choice), 0)
         assert frame.first_index == start + len(received.token_ids), "a gap between frames"
-        if not received.frames:
+        if not received.token_ids:
             received.num_cached_tokens = frame.num_cached_tokens
         received.frames.append(frame)
         received.token_ids += frame.token_ids
         received.logprobs += frame.logprobs or ()
+        if frame.prompt_logprobs is not None:
+            assert not received.token_ids, "the prompt comes before the answer"
+            received.prompt_logprobs.append(frame.prompt_logprobs)
         received.finish_reason = frame.finish_reason
         received.error = frame.error
         received.stop_token_id = frame.stop_token_id
