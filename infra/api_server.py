@@ -12,6 +12,7 @@ import socket
 import uvicorn
 
 from infra.acceptor import Acceptor
+from infra.connection import Connection
 
 KEEP_ALIVE_S = 75
 COLLECTION_THRESHOLDS = (10_000, 20, 50)
@@ -44,7 +45,7 @@ class ApiServer(uvicorn.Server):
         await super().shutdown(sockets=[])
 
     def _protocol(self) -> asyncio.Protocol:
-        return self.config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn itself does
+        return Connection(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
 
@@ -77,6 +78,7 @@ def main() -> None:
     config = uvicorn.Config(
         "infra.asgi:create_application",
         factory=True,
+        ws="none",
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=arguments.drain_s,

@@ -1,0 +1,107 @@
+"""What a client without a key can make a connection keep, over real sockets and uvicorn's parser."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from infra import connection
+from infra.connection import HEAD_BYTES_MAX, Connection
+
+HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
+
+
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    """Says how long the body was."""
+    num_bytes, is_more = 0, True
+    while is_more:
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        is_more = message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": f"{num_bytes} bytes".encode()})
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    config = uvicorn.Config(answer, lifespan="off")
+    config.load()
+    state = ServerState()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Connection(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+    )
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+async def told(port: int, *pieces: bytes) -> bytes:
+    """What the server says until it closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            return await reader.read()
+    except ConnectionError:
+        return b"reset"
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b"a" * 10_000, b"x: y\r\n" * 2_000],
+    ids=["one header", "many headers"],
+)
+async def test_a_head_without_an_end_is_refused(port: int, piece: bytes) -> None:
+    begin = HEAD if piece.endswith(b"\n") else HEAD + b"x: "
+    said = await told(port, begin, *[piece] * (2 * HEAD_BYTES_MAX // len(piece)))
+    assert said.startswith(b"HTTP/1.1 431 ") or said == b"reset"
+
+
+async def test_an_address_without_an_end_is_refused(port: int) -> None:
+    said = await told(port, b"GET /", *[b"a" * 10_000] * 14)
+    assert said.startswith(b"HTTP/1.1 431 ") or said == b"reset"
+
+
+async def test_trailers_without_an_end_are_refused(port: int) -> None:
+    begin = HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+    said = await told(port, begin, *[b"x: y\r\n" * 2_000] * 14)
+    assert b" 200 " not in said
+
+
+async def test_bodies_may_be_longer_than_heads(port: int) -> None:
+    size = 5 * HEAD_BYTES_MAX
+    whole = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % size + b"a" * size
+    chunk = b"%x\r\n" % size + b"a" * size + b"\r\n0\r\n\r\n"
+    chunked = HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n" + chunk
+    for request in (whole, chunked):
+        pieces = [request[at : at + 10_000] for at in range(0, len(request), 10_000)]
+        assert b"%d bytes" % size in await told(port, *pieces)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [[], [b"GET / HTTP/1.1\r\nho"], [HEAD + b"content-length: 0\r\n\r\n", b"\r\n"]],
+    ids=["nothing", "half a head", "an empty line after a request"],
+)
+async def test_a_client_that_finishes_no_head_is_let_go(
+    port: int, pieces: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.2)
+    async with asyncio.timeout(5):
+        await told(port, *pieces)
+
+
+async def test_an_answer_may_take_longer_than_a_head(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.2)
+    begin = HEAD + b"connection: close\r\ncontent-length: 90\r\n\r\n"
+    said = await told(port, begin, *[b"a"] * 90)
+    assert b"90 bytes" in said
