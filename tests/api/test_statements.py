@@ -24,15 +24,25 @@ async def use(platform: Platform, times: int = 3) -> Decimal:
     return cost
 
 
-def recompute(export: str) -> subprocess.CompletedProcess[str]:
+def recompute(export: str, *files: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(SCRIPT)],
+        [sys.executable, str(SCRIPT), *map(str, files)],
         input=export,
         capture_output=True,
         text=True,
         timeout=30,
         check=False,
     )
+
+
+def test_an_exported_file_is_computed_again_by_its_name(tmp_path: Path) -> None:
+    exported = tmp_path / "requests.csv"
+    exported.write_text(
+        "id,is_billable,uncached_input_tokens,cached_input_tokens,output_tokens,"
+        "input_price_per_million,cached_input_price_per_million,output_price_per_million,cost\n"
+        "one,1,41,0,8,0.02,0.005,0.06,0.000001300\n"
+    )
+    assert recompute("", exported).stdout == "0.000001300\n"
 
 
 async def test_the_bill_can_be_computed_again_from_its_export(platform: Platform) -> None:
