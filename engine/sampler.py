@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from engine.batch import StepBatch
-from engine.messages import PromptLogprobs, Sampling, TokenLogprob
-from engine.scheduling.slots import SlotTable
+from engine.messages import PromptLogprobs, TokenLogprob
+from engine.scheduling.slots import SlotTable, has_penalties
 from engine.sequence import Sequence
 from kernels.sampling import SamplingBatch, sample
 
@@ -57,50 +57,96 @@ def sample_step(
 
 
 def adjust_logits(logits: torch.Tensor, adjusted: list[tuple[int, Sequence]]) -> torch.Tensor:
-    """A copy of the logits with biases, penalties, minimum lengths and grammars applied."""
+    """A copy of the logits with penalties, biases, minimum lengths and grammars applied."""
     out = logits.float().clone()
-    index = torch.tensor([row for row, _ in adjusted], device=out.device)
-    some = out[index]  # [A, vocab]
-    sequences = [sequence for _, sequence in adjusted]
-    samplings = [sequence.request.sampling for sequence in sequences]
-    in_all = _count_tokens([s.token_ids[: s.num_tokens] for s in sequences], some)
-    in_output = _count_tokens([s.output_token_ids for s in sequences], some)
-    repetition = _column([s.repetition_penalty for s in samplings], some)
-    factor = torch.where(some > 0, 1 / repetition, repetition)
-    some = torch.where(in_all > 0, some * factor, some)
-    some -= _column([s.frequency_penalty for s in samplings], some) * in_output
-    some -= _column([s.presence_penalty for s in samplings], some) * (in_output > 0)
-    for row, (sampling, sequence) in enumerate(zip(samplings, sequences, strict=True)):
-        _bias_row(some[row], sampling, sequence.num_generated)
+    _penalise(out, [each for each in adjusted if has_penalties(each[1].request.sampling)])
+    _add_biases(out, adjusted)
+    _forbid_to_stop(out, adjusted)
+    for row, sequence in adjusted:
         if sequence.structure is not None:
-            sequence.structure.mask(some[row])
-    out[index] = some
+            sequence.structure.mask(out[row])
     return out
 
 
-def _bias_row(row: torch.Tensor, sampling: Sampling, num_generated: int) -> None:
-    """Add the caller's biases to row [vocab], and forbid to stop before the minimum length."""
-    vocab_size = len(row)
-    bias = {id_: b for id_, b in (sampling.logit_bias or {}).items() if 0 <= id_ < vocab_size}
-    if bias:
-        ids = torch.tensor(list(bias), device=row.device)
-        row[ids] += torch.tensor(list(bias.values()), dtype=row.dtype, device=row.device)
-    if num_generated < sampling.min_tokens:
-        stops = [id_ for id_ in sampling.stop_token_ids if 0 <= id_ < vocab_size]
-        row[torch.tensor(stops, dtype=torch.int64, device=row.device)] = -torch.inf
+def _penalise(out: torch.Tensor, penalised: list[tuple[int, Sequence]]) -> None:
+    """Make what was said already less likely, in the rows of `out` [R, vocab] that ask for it."""
+    if not penalised:
+        return
+    sequences = [sequence for _, sequence in penalised]
+    samplings = [sequence.request.sampling for sequence in sequences]
+    said = [
+        sequence.output_token_ids
+        if sequence.request.sampling.repetition_penalty == 1.0
+        else sequence.token_ids[: sequence.num_tokens]
+        for sequence in sequences
+    ]
+    cells, _ = _count_cells(said, out.shape[1])
+    own_cells, own_counts = _count_cells([s.output_token_ids for s in sequences], out.shape[1])
+    counts = np.zeros(len(cells), dtype=np.float32)
+    counts[np.searchsorted(cells, own_cells)] = own_counts
+    owner, columns = np.divmod(cells, out.shape[1])
+    rows = np.array([row for row, _ in penalised], dtype=np.int64)[owner]
+
+    def of_cell(numbers: list[float]) -> torch.Tensor:
+        return torch.from_numpy(np.array(numbers, dtype=np.float32)[owner]).to(out.device)
+
+    at = _on((rows, columns), out)
+    some, in_output = out[at], torch.from_numpy(counts).to(out.device)
+    repetition = of_cell([s.repetition_penalty for s in samplings])
+    some = some * torch.where(some > 0, 1 / repetition, repetition)
+    some -= of_cell([s.frequency_penalty for s in samplings]) * in_output
+    some -= of_cell([s.presence_penalty for s in samplings]) * (in_output > 0)
+    out[at] = some
 
 
-def _count_tokens(token_ids: list[NDArray[np.int32]], like: torch.Tensor) -> torch.Tensor:
-    """How often each token occurs: one list per row -> [A, vocab]."""
-    lens = [len(ids) for ids in token_ids]
-    rows = torch.from_numpy(np.repeat(np.arange(len(lens)), lens)).to(like.device)
-    ids = torch.from_numpy(np.concatenate(token_ids).astype(np.int64)).to(like.device)
-    ones = torch.ones(len(ids), dtype=like.dtype, device=like.device)
-    return torch.zeros_like(like).index_put_((rows, ids), ones, accumulate=True)
+def _count_cells(
+    token_ids: list[NDArray[np.int32]], vocab_size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct tokens of each list, as list · vocab_size + id in ascending order; how often."""
+    owners, ids = _places(
+        list(range(len(token_ids))), [some.astype(np.int64) for some in token_ids]
+    )
+    return np.unique(owners * vocab_size + ids, return_counts=True)
 
 
-def _column(numbers: list[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=like.dtype, device=like.device)[:, None]
+def _add_biases(out: torch.Tensor, adjusted: list[tuple[int, Sequence]]) -> None:
+    """Add the callers' biases to out [R, vocab], those of all rows at once."""
+    biases = [(row, each.request.sampling.logit_bias or {}) for row, each in adjusted]
+    ids = [np.fromiter(bias, np.int64, len(bias)) for _, bias in biases]
+    values = [np.fromiter(bias.values(), np.float32, len(bias)) for _, bias in biases]
+    rows, columns = _places([row for row, _ in biases], ids)
+    is_there = columns < out.shape[1]
+    if is_there.any():
+        at = (rows[is_there], columns[is_there])
+        added = np.concatenate(values)[is_there]
+        out.index_put_(_on(at, out), torch.from_numpy(added).to(out.device), accumulate=True)
+
+
+def _forbid_to_stop(out: torch.Tensor, adjusted: list[tuple[int, Sequence]]) -> None:
+    """No row of out [R, vocab] may stop before its minimum length."""
+    early = [
+        (row, sequence.request.sampling.stop_token_ids)
+        for row, sequence in adjusted
+        if sequence.num_generated < sequence.request.sampling.min_tokens
+    ]
+    rows, columns = _places([row for row, _ in early], [np.array(s, np.int64) for _, s in early])
+    is_there = columns < out.shape[1]
+    never = torch.tensor(-torch.inf, dtype=out.dtype, device=out.device)
+    out.index_put_(_on((rows[is_there], columns[is_there]), out), never)
+
+
+Places = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+def _places(rows: list[int], columns: list[NDArray[np.int64]]) -> Places:
+    """(row, column) of every entry of `columns`, which has a list for each row."""
+    repeated = np.repeat(np.array(rows, dtype=np.int64), [len(some) for some in columns])
+    return repeated, np.concatenate([NO_TOKENS, *columns])
+
+
+def _on(places: Places, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, columns = places
+    return torch.from_numpy(rows).to(like.device), torch.from_numpy(columns).to(like.device)
 
 
 def _logprobs(

@@ -108,10 +108,13 @@ def signed_64(value: int) -> int:
 
 def changes_logits(sampling: Sampling) -> bool:
     """Whether the logits of this request are adjusted before a token is chosen."""
-    return bool(
-        sampling.logit_bias
-        or sampling.repetition_penalty != 1.0
+    return bool(sampling.logit_bias) or has_penalties(sampling) or sampling.min_tokens > 0
+
+
+def has_penalties(sampling: Sampling) -> bool:
+    """Whether what was said already becomes less likely."""
+    return (
+        sampling.repetition_penalty != 1.0
         or sampling.frequency_penalty != 0.0
         or sampling.presence_penalty != 0.0
-        or sampling.min_tokens > 0
     )
