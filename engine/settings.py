@@ -17,7 +17,7 @@ class EngineSettings(BaseSettings):
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """`auto` times both for half a second and takes bf16 only where it is native and faster."""
     quantization: Literal["none", "int8", "int8_weight_only"] = "none"
-    """8-bit weights on the CPU, with 8-bit activations or without; costs quality, see README."""
+    """8-bit weights on the CPU, with or without 8-bit activations; docs/operating.md: what it costs."""
     verify_fused: bool = False
     """Hold a fused model against transformers at load: takes the memory of both, and seconds. What
     runs through transformers' own modules is always held against them."""
