@@ -33,7 +33,9 @@ ENTRY_BYTES = 1_024
 SLOW_STEP_S = 0.02
 """Of one sequence's grammar, on the engine's thread; the masks of JSON take less than 2 ms."""
 SLOW_STEPS_MAX = 10
-NO_COMPILER = "This model has no tokenizer, so no form can be required of its answers."
+NO_COMPILER = (
+    "No form can be required of this model's answers: it has no tokenizer that one can be made for."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,15 @@ class GrammarCompiler:
     def start(self) -> None:
         """Have the process load its tokenizer before anybody waits for it.
 
-        Raises ModelRefused for a model without one.
+        Raises ModelRefused for a model without one, or one that grammars cannot be made for.
         """
         if self._info is None:
-            self._info = tokenizer_info(Tokenizer.load(self._directory))
+            try:
+                self._info = tokenizer_info(Tokenizer.load(self._directory))
+            except ModelRefused:
+                raise
+            except Exception as fault:  # a foreign tokenizer may fail in any way
+                raise ModelRefused(f"no grammars for its tokenizer: {fault}") from fault
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-m", "engine.grammar_process"]
             self._process = subprocess.Popen(  # noqa: S603 - our own module

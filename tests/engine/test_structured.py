@@ -16,7 +16,7 @@ from engine.messages import Cancel, GenerateRequest, Sampling, Structure, TokenF
 from engine.model_runner import ModelRunner
 from engine.models.model import ModelSpec
 from engine.settings import EngineSettings
-from engine.structured import FairLine, GrammarCompiler, StructureDesk
+from engine.structured import NO_COMPILER, FairLine, GrammarCompiler, StructureDesk
 from engine.tokenization import Tokenizer
 from engine.worker.engine_thread import EngineThread
 from engine.worker.mailbox import Bells, Mailbox
@@ -302,6 +302,17 @@ def bench(default_model_directory: Path, tokenizer: Tokenizer) -> Iterator[Bench
 
 
 @pytest.mark.slow
+def test_a_tokenizer_that_no_grammar_is_made_for_costs_the_forms_and_not_the_worker(
+    default_model_directory: Path, tmp_path: Path
+) -> None:
+    for path in default_model_directory.glob("*token*.json"):
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 10**30}))
+    grammar = GrammarCompiler(tmp_path, timeout_s=1.0).compile(OBJECT)
+    assert grammar.compiled is None
+    assert grammar.refusal == NO_COMPILER
+
+
 def test_while_a_form_compiles_others_are_served(bench: Bench, tokenizer: Tokenizer) -> None:
     bench.mailbox.order(requests=[asked("hostile", Structure("json_schema", deep_schema(400)))])
     bench.mailbox.order(requests=[asked("plain", None, num_tokens=3)])
