@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import reference
-from kernels.penalties import Penalties, RowPenalties, apply_penalties
 from kernels.sampling import (
     NO_TOKEN,
     NUM_CANDIDATES,
@@ -204,32 +203,3 @@ def test_log_probs_sum_to_one_and_name_the_best() -> None:
     torch.testing.assert_close(result.top.double().exp().sum(-1), torch.ones(3).double(), **near)
     assert torch.equal(result.top_token_ids[:, 0], logits.argmax(-1))
     assert log_probs(logits, torch.tensor([0, 1, 2]), 0).top.shape == (3, 0)
-
-
-def test_penalties_follow_their_formula() -> None:
-    logits = torch.randn(4, 20)
-    original = logits.clone()
-    penalties = Penalties.build(
-        [
-            RowPenalties(presence=0.5, frequency=0.25, output_counts={3: 2, 4: 1}),
-            RowPenalties(),
-            RowPenalties(repetition=1.5, prompt_token_ids=[1, 1, 2], output_counts={2: 3}),
-            RowPenalties(logit_bias={0: 100.0, 5: -100.0}, prompt_token_ids=[7]),
-        ]
-    )
-    assert penalties is not None
-    apply_penalties(logits, penalties)
-    expected = original.clone()
-    expected[0, 3] -= 0.5 + 2 * 0.25
-    expected[0, 4] -= 0.5 + 0.25
-    for token in (1, 2):
-        value = original[2, token]
-        expected[2, token] = value / 1.5 if value > 0 else value * 1.5
-    expected[3, 0] += 100
-    expected[3, 5] -= 100
-    torch.testing.assert_close(logits, expected)
-
-
-def test_penalties_of_a_plain_batch_are_none() -> None:
-    rows = [RowPenalties(output_counts={1: 2}, prompt_token_ids=[3])] * 3
-    assert Penalties.build(rows) is None
