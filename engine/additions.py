@@ -79,7 +79,7 @@ async def ask(
         terms=terms,
         state="waiting",
         failed_step=None,
-        detail="waiting for its turn",
+        detail="for its turn",
         created_at=now,
         updated_at=now,
     )

@@ -100,16 +100,23 @@ async def add_model(
 
 async def live_models(session: AsyncSession) -> list[HostedModel]:
     """Models that take requests, by name."""
+    return await models_in(session, "live")
+
+
+async def models_in(session: AsyncSession, *states: ModelState) -> list[HostedModel]:
+    """Models in any of these states, by name."""
     found = await session.scalars(
-        select(HostedModel).where(HostedModel.state == "live").order_by(HostedModel.name)
+        select(HostedModel).where(HostedModel.state.in_(states)).order_by(HostedModel.name)
     )
     return list(found)
 
 
-async def find(session: AsyncSession, name: str) -> HostedModel:
-    """The live model of that name. Raises ModelNotFound."""
+async def find(session: AsyncSession, name: str, *states: ModelState) -> HostedModel:
+    """The model of that name, a live one if no state is named. Raises ModelNotFound."""
     model = await session.scalar(
-        select(HostedModel).where(HostedModel.name == name, HostedModel.state == "live")
+        select(HostedModel).where(
+            HostedModel.name == name, HostedModel.state.in_(states or ("live",))
+        )
     )
     if model is None:
         raise ModelNotFound(f"There is no hosted model '{name}'.", model=name)

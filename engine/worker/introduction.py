@@ -43,6 +43,7 @@ class Introduction:
     def loaded(self, engine: LoadedEngine, mailbox: Mailbox) -> None:
         """From now on the engine's own figures are told."""
         self.report = str(engine.report)
+        self._dtype = engine.dtype
         self._present = _Present(engine.engine.context_length, mailbox, RecentUse(time.monotonic))
 
     def unloaded(self) -> None:

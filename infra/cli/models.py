@@ -30,6 +30,7 @@ CachedPrice = Annotated[str, typer.Option(help="Dollars per million cached input
 OutputPrice = Annotated[str, typer.Option(help="Dollars per million output tokens.")]
 
 POLL_S = 0.5
+PRICE_COLUMNS = ("$ / M in", "$ / M cached", "$ / M out")
 CENT_PLACES = 2
 
 
@@ -127,24 +128,25 @@ def promote(
 
 @app.command("list")
 def list_models() -> None:
-    """Print the hosted models with their prices, and those that are being added."""
+    """Print the hosted models with their prices, and those that are drained or being added."""
 
     async def work(
         session: AsyncSession,
     ) -> tuple[list[HostedModel], dict[str, Price], list[tuple[str, str, str]]]:
         coming = await additions.unfinished(session)
         return (
-            await catalog.live_models(session),
+            await catalog.models_in(session, "live", "draining"),
             await pricing.current_prices(session),
             [(each.name or each.source, each.state, each.detail) for each in coming],
         )
 
     hosted, prices, coming = run_in_transaction(work)
-    columns = ("model", "architecture", "context", "$ / M in", "$ / M cached", "$ / M out")
-    table = new_table(*columns, num_words=2)
+    columns = ("model", "state", "architecture", "context", *PRICE_COLUMNS)
+    table = new_table(*columns, num_words=3)
     for model in hosted:
         shown = _shown_prices(prices.get(model.name))
-        table.add_row(model.name, model.architecture, f"{model.context_length:,}", *shown)
+        context = f"{model.context_length:,}"
+        table.add_row(model.name, model.state, model.architecture, context, *shown)
     print_table(table)
     for name, state, detail in coming:
         typer.echo(f"{name}: {state}: {detail}")
@@ -155,8 +157,9 @@ def show(name: Name) -> None:
     """Print all that is known of one model: its files, its price, and what each worker says of it."""
 
     async def work(session: AsyncSession) -> tuple[dict[str, str], Price | None]:
-        model = await catalog.find(session, name)
+        model = await catalog.find(session, name, "live", "draining")
         facts = {
+            "state": model.state,
             "path": model.path,
             "revision": model.revision,
             "architecture": model.architecture,

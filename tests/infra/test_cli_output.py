@@ -53,7 +53,7 @@ def ncompass(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_models_are_listed_with_whole_names_and_short_prices(ncompass: Ncompass) -> None:
     listed = ncompass("models", "list").splitlines()
-    assert listed[1].split() == [NAME, "LlamaForCausalLM", "2,048", "0.02", "0.005", "0.06"]
+    assert listed[1].split() == [NAME, "live", "LlamaForCausalLM", "2,048", "0.02", "0.005", "0.06"]
 
 
 def test_a_price_is_told_when_it_is_set_and_when_it_is_promoted(ncompass: Ncompass) -> None:
@@ -66,6 +66,9 @@ def test_a_price_is_told_when_it_is_set_and_when_it_is_promoted(ncompass: Ncompa
 
 def test_a_drained_model_says_how_it_comes_back(ncompass: Ncompass) -> None:
     assert "until `models add` hosts it again" in ncompass("models", "drain", NAME)
+    assert ncompass("models", "list").splitlines()[1].split()[:2] == [NAME, "draining"]
+    assert "draining" in ncompass("models", "show", NAME)
+    ncompass("models", "remove", NAME)
     assert NAME not in ncompass("models", "list")
 
 
