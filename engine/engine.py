@@ -38,7 +38,7 @@ from engine.sequence import Sequence
 from engine.settings import EngineSettings
 
 if TYPE_CHECKING:  # only workers load the grammar engine
-    from engine.structured import Grammar
+    from engine.structures.grammar import Grammar
 
 TOO_AMBIGUOUS = "The required form is too ambiguous to follow any further."
 

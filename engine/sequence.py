@@ -20,7 +20,7 @@ from engine.messages import GenerateRequest
 from engine.scheduling.waits import Waited
 
 if TYPE_CHECKING:  # the grammar engine takes seconds to import; only workers need it
-    from engine.structured import StructureState
+    from engine.structures.grammar import StructureState
 
 NO_SLOT = -1
 

@@ -19,7 +19,6 @@ from engine.memory.footprint import Footprint, read_footprint
 from engine.memory.memory_budget import MemoryBudget, give_memory_back, usable_bytes
 from engine.memory.residency import Absent, Decision, Resident, decide
 from engine.settings import EngineSettings
-from engine.structured import StructureDesk
 from engine.worker.engine_thread import EngineThread
 from engine.worker.hosting import Hosting
 from engine.worker.introduction import Introduction
@@ -28,6 +27,7 @@ from engine.worker.loading import LoadedEngine, device_of, load_engine
 from engine.worker.mailbox import Bells, Mailbox
 from engine.worker.model_line import ModelLine
 from engine.worker.served_model import ServedModel
+from engine.worker.structure_desk import StructureDesk
 from engine.worker.turnstile import Turnstile
 
 logger = structlog.get_logger(__name__)

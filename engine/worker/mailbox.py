@@ -6,13 +6,10 @@ The engine thread sleeps until any model has orders, the I/O thread until any ha
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from engine.engine import EngineStats, StepOutput
 from engine.messages import Cancel, CheckIntegrity, Extend, GenerateRequest, IntegrityReport
-
-if TYPE_CHECKING:  # it imports this module
-    from engine.structured import CompiledRequest
+from engine.structures.grammar import CompiledRequest
 
 
 @dataclass(slots=True)
@@ -26,7 +23,7 @@ class EngineOrders:
     """Attempts of requests that belong to another worker by now: stop them, say nothing."""
     dead_nodes: set[str] = field(default_factory=set)
     checks: list[CheckIntegrity] = field(default_factory=list)
-    compiled: "list[CompiledRequest]" = field(default_factory=list)
+    compiled: list[CompiledRequest] = field(default_factory=list)
     is_draining: bool = False
 
     @property
@@ -87,7 +84,7 @@ class Mailbox:
         lost: dict[str, int] | None = None,
         dead_nodes: set[str] | None = None,
         checks: list[CheckIntegrity] | None = None,
-        compiled: "list[CompiledRequest] | None" = None,
+        compiled: list[CompiledRequest] | None = None,
     ) -> None:
         """Leave orders; wakes the engine thread if there are any."""
         with self._lock:

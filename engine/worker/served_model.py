@@ -4,8 +4,9 @@ import structlog
 
 from engine.engine import Engine, StepOutput
 from engine.messages import GenerateRequest, IntegrityReport
-from engine.structured import CompiledRequest, StructureDesk
+from engine.structures.grammar import CompiledRequest
 from engine.worker.mailbox import EngineOrders, Mailbox
+from engine.worker.structure_desk import StructureDesk
 
 logger = structlog.get_logger(__name__)
 

@@ -18,7 +18,7 @@ from engine.engine import Engine
 from engine.messages import CostModel, GenerateRequest, Timing
 from engine.model_runner import ModelRunner
 from engine.settings import EngineSettings
-from engine.structured import Grammar
+from engine.structures.grammar import Grammar
 from tests.engine.driver import request
 from tests.engine.fake_model import FakeModel
 from tests.engine.worker_threads import WorkerThreads

@@ -16,11 +16,12 @@ from engine.messages import Cancel, GenerateRequest, Sampling, Structure, TokenF
 from engine.model_runner import ModelRunner
 from engine.models.model import ModelSpec
 from engine.settings import EngineSettings
-from engine.structured import NO_COMPILER, FairLine, GrammarCompiler, StructureDesk
+from engine.structures.compiler import NO_COMPILER, GrammarCompiler
 from engine.tokenization import Tokenizer
 from engine.worker.engine_thread import EngineThread
 from engine.worker.mailbox import Bells, Mailbox
 from engine.worker.served_model import ServedModel
+from engine.worker.structure_desk import FairLine, StructureDesk
 from engine.worker.turnstile import Turnstile
 from kernels.attention_metadata import AttentionMetadata
 from tests.engine.driver import request

@@ -8,12 +8,12 @@ from typing import Any
 from engine.engine import Engine
 from engine.messages import Heartbeat
 from engine.settings import EngineSettings
-from engine.structured import StructureDesk
 from engine.worker.engine_thread import EngineThread
 from engine.worker.io_thread import IoThread
 from engine.worker.mailbox import Bells, Mailbox
 from engine.worker.model_line import ModelLine
 from engine.worker.served_model import ServedModel
+from engine.worker.structure_desk import StructureDesk
 from engine.worker.turnstile import Turnstile
 
 

@@ -1,4 +1,4 @@
-"""`python -m engine.grammar_process DIRECTORY TIMEOUT_S`: compiles grammars where nothing can be hurt.
+"""`python -m engine.structures.process DIRECTORY TIMEOUT_S`: compiles where nothing can be hurt.
 
 A schema may keep the compiler busy for minutes, eat memory or overflow its stack. So each one is
 compiled in a fork of this process, which has the tokenizer ready: a fork costs milliseconds, and one
