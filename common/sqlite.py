@@ -78,7 +78,7 @@ class _Connection(AsyncAdapt_aiosqlite_connection):
         """A COMMIT that fails leaves SQLite's transaction open, and SQLAlchemy believes it ended."""
         try:
             super().commit()
-        except Exception:
+        except Exception:  # raised again, whatever it is
             self.rollback()
             raise
 

@@ -129,7 +129,7 @@ class Worker:
         """A thread that cannot go on ends the worker; its requests go back to the queue at once."""
         try:
             run()
-        except Exception:
+        except Exception:  # the worker's seam: whatever it is, the requests must go back
             logger.exception("worker thread failed")
             self._status = 1
             self._io_thread.drain(timeout_s=0.0)

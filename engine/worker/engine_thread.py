@@ -98,7 +98,7 @@ class EngineThread:
                 torch.set_num_threads(self._num_torch_threads)
             try:
                 model.step()
-            except Exception:
+            except Exception:  # what failed again and again must not take the others down
                 if len(self._models) == 1 or self.on_broken is None:
                     raise
                 self._give_up(name)

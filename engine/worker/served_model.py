@@ -99,7 +99,7 @@ class ServedModel:
         """A failing step ends its own requests with an error and no others."""
         try:
             output = self.engine.step()
-        except Exception:
+        except Exception:  # the step loop's seam: its requests end with an error, the loop goes on
             self._num_failures += 1
             logger.exception("step failed", model=self.name, failures=self._num_failures)
             if self._num_failures >= MAX_FAILURES_IN_A_ROW:

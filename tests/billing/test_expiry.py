@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from billing import chart, expiry, ledger, lots
 from billing.holds import HoldWriter
@@ -13,7 +14,7 @@ from billing.signup import sign_up
 from common.clock import utc_now_us
 from common.db import read_only
 from tests.billing.conftest import ACCOUNTS, Books, settle_of
-from tests.billing.faults import FaultyBegin
+from tests.billing.faults import Fault, FaultyBegin
 
 DAY_US = 86_400_000_000
 GIFT = 1_000_000
@@ -102,14 +103,12 @@ async def test_what_running_requests_hold_stays_until_they_end(
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])
-async def test_a_crash_around_the_commit_takes_the_credit_once(
-    books: Books, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_crash_around_the_commit_takes_the_credit_once(books: Books, fault: Fault) -> None:
     before = await posted(books)
     ends_at = await give(books, "short", 1)
-    faulty = FaultyBegin(books.sessions, [fault])  # type: ignore[list-item]
-    with pytest.raises(Exception, match="lost"):
-        await expiry.sweep(faulty, clock=lambda: ends_at)  # type: ignore[arg-type]
+    faulty = FaultyBegin(books.sessions, [fault])
+    with pytest.raises(OperationalError, match="lost"):
+        await expiry.sweep(faulty, clock=lambda: ends_at)  # type: ignore[arg-type]  # stands for Sessions
     await expiry.sweep(books.sessions, clock=lambda: ends_at)
     assert await posted(books) == before
 

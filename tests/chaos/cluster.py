@@ -17,18 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import redis
-from pydantic import SecretStr
 
-from accounts.api_keys import KeyRing
-from accounts.passwords import PasswordHasher
-from accounts.settings import AccountsSettings
-from billing import pricing, signup
-from billing.settings import BillingSettings
-from common.db import create_engine, create_sessions
-from engine import catalog
 from kernels.cpu.build import NATIVE
 from tests.engine.tiny import save_tiny
 from tests.kernels.cpu_builds import KERNELS, built
+from tests.seeding import seed
 from tests.services import free_port, redis_binaries
 
 MODEL = "chaos/tiny"
@@ -62,40 +55,14 @@ async def populate(
     price_of_output: int = 10**9,
 ) -> str:
     """Host the model, sign a customer up; returns the key. Nano-dollars per million tokens."""
-    settings = AccountsSettings(
-        api_key_peppers={1: SecretStr(PEPPER)}, argon2_memory_kib=64, argon2_iterations=1
+    return await seed(
+        database_url,
+        pepper=PEPPER,
+        model=MODEL,
+        directory=model_directory,
+        context_length=CONTEXT_LENGTH,
+        prices=(price_of_input, price_of_input // 10, price_of_output),
     )
-    engine = create_engine(database_url)
-    hasher = PasswordHasher(settings)
-    async with create_sessions(engine).begin() as session:
-        await catalog.add_model(
-            session,
-            name=MODEL,
-            path=str(model_directory),
-            revision="chaos",
-            architecture="LlamaForCausalLM",
-            context_length=CONTEXT_LENGTH,
-            dtype="float32",
-        )
-        await pricing.set_price(
-            session,
-            MODEL,
-            input=price_of_input,
-            cached=price_of_input // 10,
-            output=price_of_output,
-        )
-        signed_up = await signup.sign_up(
-            session,
-            email="chaos@example.com",
-            password="correct horse battery staple",
-            hasher=hasher,
-            key_ring=KeyRing(settings.api_key_peppers),
-            accounts_settings=settings,
-            billing_settings=BillingSettings(),
-        )
-    hasher.close()
-    await engine.dispose()
-    return signed_up.issued_key.plaintext
 
 
 @dataclass(slots=True)

@@ -19,13 +19,6 @@ from pathlib import Path
 import httpx
 from pydantic import SecretStr
 
-from accounts.api_keys import KeyRing
-from accounts.passwords import PasswordHasher
-from accounts.settings import AccountsSettings
-from billing import pricing, signup
-from billing.settings import BillingSettings
-from common.db import create_engine, create_sessions
-from engine import catalog
 from infra.local import preflight, secret_store
 from infra.local.platform_parts import api_part
 from infra.local.wiring import Wiring
@@ -33,6 +26,7 @@ from infra.settings import InfraSettings
 from migrations.upgrade import upgrade
 from tests.bench.gateway.cells import TOKENS_PER_S, Served
 from tests.bench.gateway.client import Target
+from tests.seeding import seed
 from tests.services import free_port, redis_binaries, running_postgresql, running_redis
 
 ROOT = Path(__file__).parents[3]
@@ -108,7 +102,16 @@ def ours(core: int, directory: Path, logs: Path) -> Iterator[Served]:
     kept = secret_store.load_or_make(settings.var)
     with running_postgresql() as database, running_redis(_redis()) as redis_url:
         upgrade(database)
-        key = asyncio.run(_populate(database, kept.api_key_pepper, directory))
+        key = asyncio.run(
+            seed(
+                database,
+                pepper=kept.api_key_pepper,
+                model=MODEL,
+                directory=directory,
+                context_length=CONTEXT_LENGTH,
+                prices=(10**6, 10**5, 10**6),
+            )
+        )
         named = settings.model_copy(update={"database_url": SecretStr(database)})
         wiring = Wiring(named, kept, redis_url, metrics_port=free_port())
         listener = preflight.listen(settings)
@@ -195,36 +198,6 @@ Peer = Callable[[int, Served, Path, Path], object]
 def make_logs() -> Path:
     """A folder for what the processes say."""
     return Path(tempfile.mkdtemp(prefix="nc-gateway-"))
-
-
-async def _populate(database: str, pepper: str, directory: Path) -> str:
-    """Host the null model and sign a customer up; returns the key."""
-    settings = AccountsSettings(api_key_peppers={1: SecretStr(pepper)})
-    engine = create_engine(database)
-    hasher = PasswordHasher(settings)
-    async with create_sessions(engine).begin() as session:
-        await catalog.add_model(
-            session,
-            name=MODEL,
-            path=str(directory),
-            revision="null",
-            architecture="LlamaForCausalLM",
-            context_length=CONTEXT_LENGTH,
-            dtype="float32",
-        )
-        await pricing.set_price(session, MODEL, input=10**6, cached=10**5, output=10**6)
-        signed_up = await signup.sign_up(
-            session,
-            email="bench@example.com",
-            password="correct horse battery staple",
-            hasher=hasher,
-            key_ring=KeyRing(settings.api_key_peppers),
-            accounts_settings=settings,
-            billing_settings=BillingSettings(),
-        )
-    hasher.close()
-    await engine.dispose()
-    return signed_up.issued_key.plaintext
 
 
 def _redis() -> str:
