@@ -12,10 +12,12 @@ from typing import Any
 
 from engine.context import context_length
 from engine.errors import ModelRefused
+from engine.packed_weights import PackedWeights, read_packed_weights
 from engine.pooling import read_pooling
 
 FP32_BYTES = 4
 """Models that pool are computed in it."""
+KILO = 1000
 HEADER_BYTES_MAX = 100_000_000
 """safetensors' own limit."""
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "num_attention_heads")
@@ -33,6 +35,14 @@ class Footprint:
     weight_bytes: int
     kv_bytes_per_token: int
     """Of the KV cache over all layers; for recurrent and compressed caches it is an upper bound."""
+    packed: PackedWeights | None = None
+    """How the files hold the weights, which are counted as they will be loaded: unpacked."""
+
+    def unpacked_notice(self, dtype: str) -> str:
+        """One sentence on packed weights; empty where they are plain."""
+        if self.packed is None:
+            return ""
+        return self.packed.notice(dtype, told_bytes(self.weight_bytes))
 
     def num_requests(self, pool_bytes: int, num_tokens: int) -> int:
         """How many requests of `num_tokens` tokens each a KV cache of `pool_bytes` has room for."""
@@ -47,32 +57,48 @@ class Footprint:
 def read_footprint(directory: Path, bytes_per_element: int) -> Footprint:
     """The footprint of the checkpoint in `directory`. Raises ModelRefused when it cannot be read."""
     config = _read_config(directory)
-    num_parameters = sum(_num_parameters(path) for path in sorted(directory.glob("*.safetensors")))
+    packed = read_packed_weights(config)
+    paths = sorted(directory.glob("*.safetensors"))
+    num_parameters = sum(_num_parameters(path, packed) for path in paths)
     if num_parameters == 0:
         raise ModelRefused(f"{directory} holds no weights as safetensors")
     pooling = read_pooling(directory)
     if pooling is not None:
-        return Footprint(num_parameters, pooling.max_tokens, num_parameters * FP32_BYTES, 0)
+        return Footprint(
+            num_parameters, pooling.max_tokens, num_parameters * FP32_BYTES, 0, packed=packed
+        )
     return Footprint(
         num_parameters=num_parameters,
         context_length=context_length(config),
         weight_bytes=num_parameters * bytes_per_element,
         kv_bytes_per_token=_kv_elements_per_token(config) * bytes_per_element,
+        packed=packed,
     )
 
 
-def _num_parameters(path: Path) -> int:
-    """Elements of all tensors of one safetensors file, by its header alone."""
+def _num_parameters(path: Path, packed: PackedWeights | None) -> int:
+    """Weights that the tensors of one safetensors file hold, by its header alone."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > HEADER_BYTES_MAX:
                 raise ModelRefused(f"{path.name} cannot be read: its header is too long")
             header: dict[str, dict[str, Any]] = json.loads(file.read(length))
-        tensors = (entry for name, entry in header.items() if name != "__metadata__")
-        return sum(prod(entry["shape"]) for entry in tensors)
+        sizes = {n: prod(entry["shape"]) for n, entry in header.items() if n != "__metadata__"}
+        if packed is None:
+            return sum(sizes.values())
+        return sum(packed.num_weights(name, size) for name, size in sizes.items())
     except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as fault:
         raise ModelRefused(f"{path.name} cannot be read: {fault}") from fault
+
+
+def told_bytes(num_bytes: float) -> str:
+    """A size in words, to three digits."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if num_bytes < KILO:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= KILO
+    return f"{num_bytes:,.1f} TB"
 
 
 def _kv_elements_per_token(config: dict[str, Any]) -> int:

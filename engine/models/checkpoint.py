@@ -1,6 +1,7 @@
 """Reads a checkpoint directory: `config.json` and safetensors, whole or in shards.
 
-Nothing of the checkpoint is executed. What cannot be hosted is refused with one sentence.
+Nothing of the checkpoint is executed. Weights that are packed are unpacked as they are read, and
+have the names of plain ones here. What cannot be hosted is refused with one sentence.
 """
 
 import json
@@ -11,6 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelRefused
+from engine.models.unpacking.tensors import PackedTensor, is_companion, packed_tensors
+from engine.packed_weights import read_packed_weights
 
 INDEX = "model.safetensors.index.json"
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
@@ -36,19 +39,27 @@ class Checkpoint:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._file_by_name = _files_by_tensor(directory)
-        self._unread = {n for n in self._file_by_name if not n.endswith(IGNORED_SUFFIXES)}
+        self.packed = read_packed_weights(read_json(directory / "config.json"))
+        """How its weights are packed; None where they are plain."""
+        self._packed: dict[str, PackedTensor] = {}
+        names = set(self._file_by_name)
+        if self.packed is not None:
+            self._packed = packed_tensors(names, self.packed)
+            for each in self._packed.values():
+                names -= set(each.sources.values())
+            names = {name for name in names if not is_companion(name)} | self._packed.keys()
+        self._names = names
+        self._unread = {n for n in names if not n.endswith(IGNORED_SUFFIXES)}
 
     def holds(self, name: str) -> bool:
         """Whether the checkpoint has a tensor of this name."""
-        return name in self._file_by_name
+        return name in self._names
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor in `dtype`; raises ModelRefused when missing or of another shape."""
-        path = self._file_by_name.get(name)
-        if path is None:
+        if name not in self._names:
             raise ModelRefused(f"the checkpoint lacks the tensor {name}", tensor=name)
-        with safe_open(path, framework="pt") as opened:
-            tensor: torch.Tensor = opened.get_tensor(name)
+        tensor = self._plain(name)
         if tuple(tensor.shape) != shape:
             raise ModelRefused(
                 f"the tensor {name} has shape {tuple(tensor.shape)}, the config says {shape}",
@@ -58,6 +69,13 @@ class Checkpoint:
             raise ModelRefused(f"the tensor {name} is quantised ({tensor.dtype})", tensor=name)
         self._unread.discard(name)
         return tensor.to(dtype)
+
+    def unpacked(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """All tensors by name: those that were packed in `dtype`, the others as they are stored."""
+        return {
+            name: self._plain(name).to(dtype) if name in self._packed else self._stored(name)
+            for name in sorted(self._names)
+        }
 
     def skip(self, name: str) -> None:
         """Say that this tensor is known and not needed."""
@@ -70,6 +88,15 @@ class Checkpoint:
             raise ModelRefused(
                 f"the checkpoint holds {len(self._unread)} tensors of an unknown structure: {names}"
             )
+
+    def _plain(self, name: str) -> torch.Tensor:
+        packed = self._packed.get(name)
+        return self._stored(name) if packed is None else packed.read(self._stored)
+
+    def _stored(self, name: str) -> torch.Tensor:
+        with safe_open(self._file_by_name[name], framework="pt") as opened:
+            tensor: torch.Tensor = opened.get_tensor(name)
+        return tensor
 
 
 def _files_by_tensor(directory: Path) -> dict[str, Path]:

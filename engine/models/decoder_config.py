@@ -46,8 +46,6 @@ class DecoderConfig:
             raise ModelRefused(
                 f"the architecture {model_type} is not supported yet", architecture=model_type
             )
-        if config.get("quantization_config"):
-            raise ModelRefused("quantised checkpoints are not supported yet")
         if config.get("hidden_act", "silu") not in {"silu", "swish"}:
             raise ModelRefused(f"the activation {config['hidden_act']} is not supported yet")
         has_qkv_bias, has_output_bias = _biases(model_type, config)

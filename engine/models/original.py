@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, __version__, logging
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, __version__, logging
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine.errors import ModelRefused
@@ -41,23 +41,14 @@ def build(
     `is_headless`: what computes something of the hidden states may be there or not, it is not used.
     Raises ModelRefused with one clear sentence.
     """
-    config = read_json(directory / "config.json")
-    refuse_quantised(config)
-    _refuse_unknown(config)
-    Checkpoint(directory)  # every shard is there and readable
+    _refuse_unknown(read_json(directory / "config.json"))
+    checkpoint = Checkpoint(directory)  # every shard is there and readable
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers has no types
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # nor here
-    load: Any = auto.from_pretrained
     try:
-        model, loaded = load(
-            directory,
-            dtype=dtype,
-            trust_remote_code=False,
-            local_files_only=True,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+        model, loaded = _load(auto, checkpoint, dtype)
+    except ModelRefused:
+        raise
     except Exception as fault:
         raise ModelRefused(f"transformers cannot build this model: {one_line(fault)}") from fault
     _refuse_incomplete(loaded, _heads(model, loaded) if is_headless else frozenset())
@@ -65,17 +56,27 @@ def build(
     return model.eval().to(device)
 
 
+def _load(auto: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[Original, dict[str, Any]]:
+    """The model, and what was missing or left over. Packed weights are handed over unpacked."""
+    common = {"dtype": dtype, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    own_files = {"trust_remote_code": False, "local_files_only": True}
+    directory = checkpoint.directory
+    found: tuple[Original, dict[str, Any]]
+    if checkpoint.packed is None:
+        found = auto.from_pretrained(directory, use_safetensors=True, **own_files, **common)
+        return found
+    config = AutoConfig.from_pretrained(directory, **own_files)
+    del config.quantization_config  # else transformers looks for the tool that packed them
+    with torch.device("meta"):
+        architecture: Any = type(auto.from_config(config, trust_remote_code=False))
+    tensors = checkpoint.unpacked(dtype)
+    found = architecture.from_pretrained(None, config=config, state_dict=tensors, **common)
+    return found
+
+
 def num_weight_bytes(original: Original) -> int:
     """Bytes of all parameters: what a step reads, where it reads them all."""
     return sum(parameter.nbytes for parameter in original.parameters())
-
-
-def refuse_quantised(config: dict[str, Any]) -> None:
-    """Raises ModelRefused for a checkpoint whose weights are packed integers."""
-    quantisation = config.get("quantization_config")
-    if quantisation:
-        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
-        raise ModelRefused(f"quantised checkpoints ({method or 'unnamed'}) are not supported yet")
 
 
 def _refuse_unknown(config: dict[str, Any]) -> None:

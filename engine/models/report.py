@@ -41,6 +41,8 @@ class LoadReport:
     """Why no faster tier runs it; empty for the first."""
     checks: tuple[Check, ...] = ()
     quantization: Quantization = "none"
+    unpacked: str = ""
+    """How the checkpoint's weights were packed, where they were."""
     has_chat_template: bool = True
 
     @property
@@ -50,6 +52,8 @@ class LoadReport:
 
     def __str__(self) -> str:
         parts = [self.tier]
+        if self.unpacked:
+            parts.append(self.unpacked)
         if self.quantization != "none":
             parts.append(f"{self.quantization}: {QUALITY[self.quantization]}")
         if self.checks:

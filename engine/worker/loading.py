@@ -12,6 +12,7 @@ from engine.costs.calibration import ALONE, choose_dtype, fit_cost_model, warm_u
 from engine.costs.calibration_cache import calibrated, fingerprint
 from engine.engine import Engine, Runner
 from engine.errors import ModelRefused
+from engine.memory.footprint import read_footprint
 from engine.memory.memory_budget import free_bytes
 from engine.model_runner import ModelRunner
 from engine.models.choice import load_model
@@ -126,6 +127,7 @@ class _Machine:
     ) -> LoadedEngine:
         """Calibrate, and make the engine."""
         settings, model, alone = self.settings, runner.model, self.alone
+        report = replace(report, unpacked=_unpacked(self.directory, settings.dtype))
         cost_model, is_remembered = calibrated(
             settings.calibration_cache,
             fingerprint(
@@ -142,6 +144,12 @@ class _Machine:
         policy = POLICIES[settings.policy].plan
         engine = Engine(runner, settings, num_blocks, cost_model=cost_model, policy=policy)
         return LoadedEngine(engine, report, settings.dtype, torch.get_num_threads())
+
+
+def _unpacked(directory: Path, dtype: str) -> str:
+    """How the checkpoint's weights were packed; empty where they were plain."""
+    footprint = read_footprint(directory, DTYPES[dtype].itemsize)
+    return footprint.unpacked_notice(dtype)
 
 
 def with_dtype(settings: EngineSettings) -> EngineSettings:

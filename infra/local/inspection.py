@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ModelRefused
-from engine.memory.footprint import Footprint, read_footprint
+from engine.memory.footprint import Footprint, read_footprint, told_bytes
 from engine.messages import Heartbeat
 from infra.local.model_files import ModelFacts, read_config, read_model_facts
 
@@ -37,8 +37,6 @@ def inspect(directory: Path, licence: str, beats: Sequence[Heartbeat]) -> Inspec
     config = read_config(directory)
     if config.get("auto_map"):
         raise ModelRefused("the checkpoint brings code of its own, and that is never run")
-    if method := (config.get("quantization_config") or {}).get("quant_method"):
-        raise ModelRefused(f"quantised checkpoints ({method}) are not supported yet")
     licence = licence or read_licence(directory)
     dtype = next((beat.dtype for beat in beats if beat.dtype), "fp32")
     if facts.kind != "generate":
@@ -81,15 +79,17 @@ def _fit(footprint: Footprint, dtype: str, beats: Sequence[Heartbeat]) -> str:
     needed = footprint.weight_bytes + footprint.context_bytes
     size = (
         f"{_millions(footprint.num_parameters)} million parameters,"
-        f" {_size(footprint.weight_bytes)} of weights in {dtype},"
-        f" {_size(footprint.kv_bytes_per_token)} of KV cache per token"
+        f" {told_bytes(footprint.weight_bytes)} of weights in {dtype},"
+        f" {told_bytes(footprint.kv_bytes_per_token)} of KV cache per token"
     )
+    if unpacked := footprint.unpacked_notice(dtype):
+        size += f"; {unpacked}"
     if not total:
         return f"{size}; no worker says what memory it has"
     if needed > total:
         raise ModelRefused(
-            f"it does not fit: {size}, {_size(needed)} with one whole context;"
-            f" a worker has {_size(total)}"
+            f"it does not fit: {size}, {told_bytes(needed)} with one whole context;"
+            f" a worker has {told_bytes(total)}"
         )
     if not footprint.kv_bytes_per_token:
         return f"{size}: an input is computed in one step, and nothing of it is kept"
@@ -97,7 +97,7 @@ def _fit(footprint: Footprint, dtype: str, beats: Sequence[Heartbeat]) -> str:
     pool = (free if has_room else total) - footprint.weight_bytes
     length = min(footprint.context_length, SHOWN_TOKENS)
     count = footprint.num_requests(pool, length)
-    room = f"{_size(pool)} left hold up to {count:,} requests of {length:,} tokens at once"
+    room = f"{told_bytes(pool)} left hold up to {count:,} requests of {length:,} tokens at once"
     if not has_room:
         room += ", once idle models have been unloaded for it"
     return f"{size}; {room}"
@@ -105,11 +105,3 @@ def _fit(footprint: Footprint, dtype: str, beats: Sequence[Heartbeat]) -> str:
 
 def _millions(count: int) -> str:
     return f"{count / 1e6:,.0f}" if count >= 10**7 else f"{count / 1e6:.2g}"
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:,.1f} TB"

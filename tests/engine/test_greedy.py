@@ -161,7 +161,7 @@ def test_logprobs_are_the_models_own_and_the_likeliest_come_first(tmp_path: Path
     ("change", "sentence"),
     [
         ({"model_type": "mamba"}, "mamba"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantised"),
+        ({"quantization_config": {"quant_method": "eetq"}}, "quantised"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),

@@ -49,7 +49,7 @@ def change(directory: Path, changes: dict[str, Any]) -> None:
         ({"model_type": "perceptron9"}, "architecture perceptron9 is unknown to transformers"),
         ({"model_type": "own", "auto_map": {"AutoModel": "m.M"}}, "never run"),
         ({"model_type": "vit"}, "not a text-generation architecture"),
-        ({"quantization_config": {"quant_method": "awq"}}, r"quantised checkpoints \(awq\)"),
+        ({"quantization_config": {"quant_method": "eetq"}}, "checkpoints quantised by eetq"),
         ({"hidden_activation": "zigzag"}, "transformers cannot build this model"),
         ({"intermediate_size": 80}, r"shape \(64, 96\), the config says \(64, 80\)"),
         ({"num_hidden_layers": 4, "layer_types": LAYERS * 2}, "lacks the tensor model.layers.3"),

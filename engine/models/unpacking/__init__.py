@@ -1,0 +1,1 @@
+"""Reads packed weights of other tools' checkpoints as plain ones: a file for each format."""
