@@ -10,7 +10,7 @@ TEST_FLAGS ?=
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels format test-models bench-engine bench-scheduler bench-vllm bench-llamacpp bench-ledger bench-gateway mutants chaos soak test-books migrate clean environment test-environment
+.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels bench-kernels format test-models bench-engine bench-scheduler bench-vllm bench-llamacpp bench-ledger bench-gateway mutants chaos soak test-books migrate clean environment test-environment
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ format: test-environment ## Format the code and apply the safe fixes
 
 check-kernels: test-environment ## Compile every Triton kernel for sm_80 and sm_90, with no GPU; writes docs/triton-kernels.md
 	$(BIN)/python -m kernels.check --table docs/triton-kernels.md
+
+bench-kernels: test-environment ## Triton kernels beside this GPU's limits and others' kernels; without a GPU what the static model predicts
+	$(BIN)/python -m kernels.benchmarks $(FLAGS)
 
 test-models: test-environment ## Every text-generation family of transformers beside its `generate`; writes docs/model-families.md
 	$(BIN)/python -m tests.models.run

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.benchmarks.launches import LinearLaunch
 from kernels.benchmarks.limits import Setting, open_setting
 from kernels.linear import PackedLinear, linear
 
@@ -26,17 +27,19 @@ def measure(setting: Setting, name: str, num_tokens: int) -> None:
     weight = torch.randn(out_features, in_features, device=setting.device).to(setting.dtype)
     packed = PackedLinear(weight)
     x = torch.randn(num_tokens, in_features, device=setting.device).to(setting.dtype)
-    num_elements = weight.numel() + x.numel() + num_tokens * out_features
     setting.report(
         f"{name} {num_tokens} x {in_features} -> {out_features}",
         lambda: linear(x, packed),
-        num_bytes=num_elements * setting.dtype.itemsize,
-        num_operations=2 * num_tokens * weight.numel(),
+        LinearLaunch.of(x, weight),
     )
 
 
-if __name__ == "__main__":
-    opened = open_setting(__doc__)
+def measure_all(setting: Setting) -> None:
+    """Every layer, with few rows and many."""
     for layer in SHAPES:
-        for count in NUM_TOKENS:
-            measure(opened, layer, count)
+        for num_tokens in NUM_TOKENS:
+            measure(setting, layer, num_tokens)
+
+
+if __name__ == "__main__":
+    measure_all(open_setting(__doc__))
