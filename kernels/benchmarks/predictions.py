@@ -49,8 +49,8 @@ def _print_table(shape: DecoderShape, chip: Chip) -> None:
     weights = total_bytes([each for each in shape.step((1,), (1,)) if _is_product(each)])
     if weights > chip.memory_bytes:
         return
-    print(f"\n{shape.name}, bf16, one {chip.name} ({chip.bytes_per_s / 1e12:.2f} TB/s,")
-    print(f"{chip.operations_per_s / 1e12:.0f} TFLOP/s); at least, in us of one step:")
+    rates = f"{chip.bytes_per_s / 1e12:.2f} TB/s, {chip.operations_per_s / 1e12:.0f} TFLOP/s"
+    print(f"\n{shape.name}, bf16, one {chip.name} ({rates}); at least, in us of one step:")
     names = "".join(f"{name:>12}" for name, _ in KINDS)
     print(f"{'step':33}{'GB':>8}{'TFLOP':>8}{'step us':>10}{names}")
     for name, (query_lens, contexts) in STEPS.items():
