@@ -53,6 +53,8 @@ class StepBatch:
     """[S]: tokens that are in the KV cache after this step."""
     block_tables: NDArray[np.int32]
     """[S, max_blocks]"""
+    adapters: NDArray[np.int32]
+    """[S]: the number of each sequence's adapter, 0 for none."""
     max_query_len: int
     max_context_len: int
     sample_rows: NDArray[np.int64]
@@ -128,6 +130,7 @@ def build_batch(
         query_start=query_start,
         context_lens=context_lens,
         block_tables=slots.block_tables[seq_slots, : -(-max_context_len // block_size)],
+        adapters=slots.adapter[seq_slots],
         max_query_len=int(query_lens.max(initial=0)),
         max_context_len=max_context_len,
         sample_rows=np.concatenate([np.array(chunk_rows, dtype=np.int64), decode_rows]),

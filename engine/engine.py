@@ -17,6 +17,7 @@ from common.clock import Clock, utc_now_us
 from engine.batch import StepBatch
 from engine.cost_model import key_when_taken
 from engine.costs.step_meter import NO_STEPS, StepMeter, StepTotals
+from engine.errors import ModelRefused
 from engine.messages import (
     CostModel,
     FinishReason,
@@ -26,7 +27,7 @@ from engine.messages import (
     TokenFrame,
     TokenLogprob,
 )
-from engine.models.model import Model
+from engine.models.model import AdaptableModel, Model
 from engine.sampler import Sampled
 from engine.scheduling.assembly import BLOCK_SIZE, create_scheduler
 from engine.scheduling.charges import charge_step
@@ -38,6 +39,7 @@ from engine.sequence import Sequence
 from engine.settings import EngineSettings
 
 if TYPE_CHECKING:  # only workers load the grammar engine
+    from engine.models.adapters.weights import Adapter
     from engine.structures.grammar import Grammar
 
 TOO_AMBIGUOUS = "The required form is too ambiguous to follow any further."
@@ -136,6 +138,9 @@ class Engine:
         self._open_choices: Counter[str] = Counter()
         self._batch: StepBatch | None = None
         self._output = StepOutput(step=0)
+        self._adapters: dict[str, int] = {}
+        """Numbers of the adapters by the models' names that requests ask for."""
+        self._num_adapters = 0
         self._num_steps = 0
         self._num_output_tokens = 0
         self._num_prefill_tokens = 0
@@ -171,6 +176,27 @@ class Engine:
             is_prediction_trusted=self._meter.is_trusted,
         )
 
+    def attach(self, model: str, adapter: "Adapter") -> None:
+        """Answer requests for `model` with this adapter over the model that is loaded.
+
+        Raises ModelRefused. A number is never used again: what the prefix cache keeps of an adapter
+        is found by no other one.
+        """
+        if not isinstance(self._runner.model, AdaptableModel):
+            raise ModelRefused("the base is no model that adapters can be added to")
+        self._num_adapters += 1
+        self._runner.model.attach(self._num_adapters, adapter)
+        self._adapters[model] = self._num_adapters
+
+    def detach(self, model: str) -> None:
+        """Forget an adapter; what still runs with it ends, and nobody is told."""
+        number = self._adapters.pop(model)
+        for sequence in self._scheduler.sequences():
+            if sequence.adapter == number:
+                self._end(sequence, "abort", is_silent=True)
+        assert isinstance(self._runner.model, AdaptableModel)
+        self._runner.model.detach(number)
+
     def add(self, request: GenerateRequest, grammar: "Grammar | None" = None) -> None:
         """Let a request wait for its prefill; one that cannot run is answered with an error.
 
@@ -187,6 +213,7 @@ class Engine:
         if not sequences:
             self._finish(request)
         for sequence in sequences:
+            sequence.adapter = self._adapters.get(request.model, 0)
             sequence.queued_us = queued_us
             if problem is not None:
                 self._end(sequence, "error", error=problem)
@@ -242,11 +269,12 @@ class Engine:
             self._scheduler = self._create_scheduler()
         return self._hand_over()
 
-    def withdraw_waiting(self) -> list[str]:
+    def withdraw_waiting(self, model: str = "") -> list[str]:
         """Forget the requests that have not started, or stand at their fence; other workers may
-        run them.
+        run them. Those for an adapter if `model` names one, else those that need none.
         """
-        sequences = self._scheduler.sequences()
+        number = self._adapters.get(model, 0)
+        sequences = [each for each in self._scheduler.sequences() if each.adapter == number]
         parked = self._scheduler.parked
         started = {
             each.request.request_id for each in sequences if each.order >= 0 and each not in parked

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from engine.batch import StepBatch
-from engine.models.model import Model
+from engine.models.adapters.rows import AdapterRows
+from engine.models.model import AdaptableModel, Model
 from engine.models.sequence_states import SequenceStates
 from engine.prompt_logprobs import prompt_logprobs
 from engine.sampler import NOTHING_SAMPLED, Sampled, sample_step
@@ -39,12 +40,18 @@ class ModelRunner:
         rows = batch.sample_rows
         if batch.prompt_spans:
             rows = np.concatenate([rows, batch.prompt_rows])
-        logits = self.model.forward(
+        arguments = (
             torch.from_numpy(batch.token_ids.astype(np.int64)).to(device),
             self.kv_cache,
             attention_metadata(batch, device),
             torch.from_numpy(rows).to(device),
         )
+        if batch.adapters.any():
+            assert isinstance(self.model, AdaptableModel)
+            adapters = AdapterRows.build(batch.adapters, batch.query_start, rows, device)
+            logits = self.model.forward_adapted(*arguments, adapters)
+        else:
+            logits = self.model.forward(*arguments)
         num_samples = len(batch.sample_rows)
         sampled = NOTHING_SAMPLED
         if num_samples:

@@ -36,6 +36,8 @@ class Sequence:
     num_tokens: int
     authorized_tokens: int
     """The fence: output tokens that are paid for by now."""
+    adapter: int = 0
+    """The number of the adapter that changes the model for it; 0 for none."""
     num_choices: int = 1
     """More than one until the prompt is computed and the sequence forks."""
     num_computed: int = 0
@@ -174,7 +176,7 @@ class Sequence:
         hashes = self.block_hashes
         while len(hashes) < num_blocks:
             start = len(hashes) * block_size
-            parent = hashes[-1] if hashes else root_hash(self.request.tenant)
+            parent = hashes[-1] if hashes else root_hash(self.request.tenant, self.adapter)
             hashes.append(extend_hash(parent, self.token_ids[start : start + block_size]))
         return hashes[:num_blocks]
 
@@ -186,6 +188,7 @@ class Sequence:
             token_ids=self.token_ids.copy(),
             num_tokens=self.num_tokens,
             authorized_tokens=self.authorized_tokens,
+            adapter=self.adapter,
             num_computed=self.num_computed,
             block_table=list(self.block_table),
             block_hashes=list(self.block_hashes),

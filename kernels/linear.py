@@ -15,7 +15,14 @@ from kernels.cpu import library as cpu
 from kernels.cpu.library import Quantization
 from kernels.gated_activation import silu_and_mul
 
-__all__ = ["PackedGatedLinear", "PackedLinear", "Quantization", "gated_linear", "linear"]
+__all__ = [
+    "PackedGatedLinear",
+    "PackedLinear",
+    "Quantization",
+    "gate_and_up",
+    "gated_linear",
+    "linear",
+]
 
 
 class PackedLinear:
@@ -100,13 +107,26 @@ def linear(
     return out.to(dtype or out.dtype) if residual is None else residual + out
 
 
-def gated_linear(x: torch.Tensor, packed: PackedGatedLinear) -> torch.Tensor:
-    """silu(x G^T + b) * (x U^T + c): [T, in_features] -> [T, intermediate]."""
+def gated_linear(
+    x: torch.Tensor, packed: PackedGatedLinear, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """silu(x G^T + b) * (x U^T + c): [T, in_features] -> [T, intermediate] in `dtype`, or the
+    weights'.
+    """
     if packed.merged is not None:
-        return silu_and_mul(linear(x, packed.merged))
+        gated = silu_and_mul(linear(x, packed.merged))
+        return gated.to(dtype or gated.dtype)
     library = cpu.active()
     gate, up = packed.gate, packed.up
     assert library is not None, "the weights were packed for a library that is disabled"
     assert gate.packed is not None
     assert up.packed is not None
-    return library.gated_linear(x, gate.packed, up.packed, gate.bias, up.bias)
+    return library.gated_linear(x, gate.packed, up.packed, gate.bias, up.bias, dtype)
+
+
+def gate_and_up(x: torch.Tensor, packed: PackedGatedLinear) -> torch.Tensor:
+    """[x G^T + b, x U^T + c], not yet gated: [T, in_features] -> [T, 2 * intermediate], fp32."""
+    if packed.merged is not None:
+        return linear(x, packed.merged, dtype=torch.float32)
+    parts = (linear(x, each, dtype=torch.float32) for each in (packed.gate, packed.up))
+    return torch.cat(list(parts), dim=1)

@@ -2,7 +2,7 @@
 
 A full block is known by the hash of its tokens *and* of everything before them (a hash chain), so
 that equal hashes mean equal prefixes. The chain starts from the tenant: one tenant can neither
-reuse nor time another tenant's prompts.
+reuse nor time another tenant's prompts. It also starts from the adapter, which changes every KV.
 
 The law: a block is in the LRU exactly when it is cached and nobody references it. Only such a
 block may be evicted.
@@ -18,9 +18,12 @@ HASH_BYTES = 16
 """128 bits: a collision would show one prompt's KV to another prompt of the same tenant."""
 
 
-def root_hash(tenant: str) -> bytes:
-    """Where the hash chain of one tenant starts."""
-    return blake2b(tenant.encode(), digest_size=HASH_BYTES, person=b"nc-prefix-root").digest()
+def root_hash(tenant: str, adapter: int = 0) -> bytes:
+    """Where the hash chain of one tenant starts, with one adapter of the model or (0) with none."""
+    salt = adapter.to_bytes(8, "little")
+    return blake2b(
+        tenant.encode(), digest_size=HASH_BYTES, person=b"nc-prefix-root", salt=salt
+    ).digest()
 
 
 def extend_hash(parent: bytes, block_token_ids: NDArray[np.int32]) -> bytes:

@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from engine.errors import ModelRefused
+from engine.models.adapters.fused import FusedAdapters
+from engine.models.adapters.rows import AdapterRows, Groups
+from engine.models.adapters.weights import Adapter
 from engine.models.checkpoint import Checkpoint, read_json
 from engine.models.decoder_config import DecoderConfig
 from engine.models.model import KVBlocks, ModelSpec
@@ -40,6 +44,8 @@ from kernels.linear import (
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import rms_norm
 from kernels.rotary import build_cos_sin, rotary_and_write_kv
+
+NO_ADAPTERS = AdapterRows(np.zeros(0, dtype=np.int32), tokens=(), samples=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,12 @@ class Decoder:
         self.cos_sin = build_cos_sin(
             config.context_length, config.head_dim, config.rope_theta, config.rope_scaling
         ).to(device)
+        self._adapters = FusedAdapters(config, smoothing or {}, dtype, device)
         self._compiled = self._compile()
+        library = cpu.active()
+        is_widened = self._compiled is not None and library and not library.uses_native_bf16_dot
+        self._between = torch.float32 if is_widened else dtype
+        """Precision of what passes from one operation to the next: as the compiled step has it."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -133,6 +144,28 @@ class Decoder:
             return self._compiled.forward(hidden, kv_cache, metadata, rows)
         return self._forward_by_operations(hidden, kv_cache, metadata, rows)
 
+    def attach(self, number: int, adapter: Adapter) -> None:
+        """Keep an adapter under a number that was never used. Raises ModelRefused."""
+        self._adapters.attach(number, adapter)
+
+    def detach(self, number: int) -> None:
+        """Forget an adapter that no sequence uses any more."""
+        self._adapters.detach(number)
+
+    @torch.inference_mode()
+    def forward_adapted(
+        self,
+        token_ids: torch.Tensor,
+        kv_cache: KVBlocks,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor,
+        adapters: AdapterRows,
+    ) -> torch.Tensor:
+        """As `forward`, each row with the adapter of its sequence; operation by operation."""
+        assert isinstance(kv_cache, PagedKVCache)
+        hidden = self.embedding.index_select(0, token_ids).float()  # [T, hidden]
+        return self._forward_by_operations(hidden, kv_cache, metadata, rows, adapters=adapters)
+
     def observe_activations(self, token_ids: torch.Tensor, observe: Observer) -> None:
         """Run `token_ids` [T] as one prompt, and tell what enters each projection."""
         num_blocks = -(-len(token_ids) // BLOCK_SIZE)
@@ -154,32 +187,39 @@ class Decoder:
         metadata: AttentionMetadata,
         rows: torch.Tensor,
         observe: Observer = lambda name, x: None,
+        adapters: AdapterRows = NO_ADAPTERS,
     ) -> torch.Tensor:
         """hidden: [T, hidden] fp32 -> logits of `rows`; one call for each operation."""
-        eps = self.config.rms_norm_eps
+        added, groups = self._adapters, adapters.tokens
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             prefix = f"model.layers.{index}."
-            normed = rms_norm(hidden, layer.input_norm, eps)
+            normed = self._norm(hidden, layer.input_norm)
             observe(prefix + "qkv", normed)
-            attended = self._attend(normed, layer, index, kv_cache, metadata)
+            attended = self._attend(normed, layer, index, kv_cache, metadata, groups)
             observe(prefix + "output", attended)
             if index == last:  # beyond its KV, the last layer matters only where logits are wanted
                 attended = attended.index_select(0, rows)
                 hidden = hidden.index_select(0, rows)
+                groups = adapters.samples
                 if len(rows) == 0:
                     break
             hidden = linear(attended, layer.output, residual=hidden)
-            normed = rms_norm(hidden, layer.mlp_norm, eps)
+            added.add(prefix + "output", groups, attended, hidden)
+            normed = self._norm(hidden, layer.mlp_norm)
             observe(prefix + "gate_up", normed)
-            gated = gated_linear(normed, layer.gate_up)
+            gated = gated_linear(normed, layer.gate_up, dtype=self._between)
+            added.gate(prefix + "gate_up", groups, normed, layer.gate_up, gated)
             observe(prefix + "down", gated)
             hidden = linear(gated, layer.down, residual=hidden)
+            added.add(prefix + "down", groups, gated, hidden)
         if len(rows) == 0:
             return torch.empty((0, self.config.vocab_size), device=self._device)
-        normed = rms_norm(hidden, self.final_norm, eps)
+        normed = self._norm(hidden, self.final_norm)
         observe("head", normed)
-        return linear(normed, self.head)
+        logits = linear(normed, self.head, dtype=torch.float32)
+        added.add("head", groups, normed, logits)
+        return logits
 
     def _compile(self) -> CpuDecoder | None:
         """The whole step as one call, where the C++ library has all of it."""
@@ -200,6 +240,9 @@ class Decoder:
             kv_dtype=self.dtype,
         )
 
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, weight.to(self._between), self.config.rms_norm_eps)
+
     def _attend(
         self,
         normed: torch.Tensor,
@@ -207,17 +250,18 @@ class Decoder:
         index: int,
         kv_cache: PagedKVCache,
         metadata: AttentionMetadata,
+        groups: Groups,
     ) -> torch.Tensor:
         """[T, hidden] -> [T, num_heads * head_dim]; writes this layer's KV."""
         config = self.config
-        qkv = linear(normed, layer.qkv)
+        qkv = linear(normed, layer.qkv, dtype=self._between)
+        self._adapters.add(f"model.layers.{index}.qkv", groups, normed, qkv)
         heads = qkv.view(len(qkv), -1, config.head_dim)  # [T, Hq + 2·Hkv, D]
         query, key, value = torch.split(
             heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1
         )
         if layer.query_norm is not None and layer.key_norm is not None:
-            query = rms_norm(query, layer.query_norm, config.rms_norm_eps)
-            key = rms_norm(key, layer.key_norm, config.rms_norm_eps)
+            query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
         rotary_and_write_kv(query, key, value, self.cos_sin, kv_cache, index, metadata)
         attended = paged_attention(
             query, kv_cache, index, metadata, scale=config.head_dim**-0.5, window=layer.window

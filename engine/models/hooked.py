@@ -10,7 +10,11 @@ from typing import Any
 
 import torch
 
-from engine.models.dry_run import HOOK, AttentionCall, NotHookable, set_tap
+from engine.errors import ModelRefused
+from engine.models.adapters.hooks import HookedAdapters
+from engine.models.adapters.rows import AdapterRows
+from engine.models.adapters.weights import Adapter
+from engine.models.dry_run import HOOK, NUM_TOKENS, AttentionCall, NotHookable, set_tap
 from engine.models.layered_kv_cache import LayeredKVCache
 from engine.models.model import KVBlocks, ModelSpec
 from engine.models.original import Original, num_weight_bytes
@@ -45,6 +49,7 @@ class HookedModel:
         self._shapes = [call.cache_shape for call in calls]
         self._keeps_rows = "logits_to_keep" in accepted
         self._step: _Step | None = None
+        self._adapters = HookedAdapters(original, is_head_sampled=self._keeps_rows)
         self.spec = ModelSpec(
             vocab_size=vocab_size,
             context_length=context_length,
@@ -85,6 +90,53 @@ class HookedModel:
         assert self._step.num_calls == len(self._calls), "the model took another path"
         self._step = None
         return logits[: len(rows)] if self._keeps_rows else logits[rows]
+
+    def attach(self, number: int, adapter: Adapter) -> None:
+        """Keep an adapter under a number that was never used. Raises ModelRefused."""
+        self._adapters.attach(number, adapter)
+        try:
+            self._adapters.refuse_unseen(adapter, self._calls_of(adapter), NUM_TOKENS)
+        except ModelRefused:
+            self._adapters.detach(number)
+            raise
+
+    def detach(self, number: int) -> None:
+        """Forget an adapter that no sequence uses any more."""
+        self._adapters.detach(number)
+
+    def forward_adapted(
+        self,
+        token_ids: torch.Tensor,
+        kv_cache: KVBlocks,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor,
+        adapters: AdapterRows,
+    ) -> torch.Tensor:
+        """As `forward`, each row with the adapter of its sequence."""
+        self._adapters.tokens, self._adapters.samples = adapters.tokens, adapters.samples
+        try:
+            return self.forward(token_ids, kv_cache, metadata, rows)
+        finally:
+            self._adapters.tokens = self._adapters.samples = ()
+
+    @torch.inference_mode()
+    def _calls_of(self, adapter: Adapter) -> dict[str, list[int]]:
+        """How many rows an adapter's modules see at each call, in a forward of a few tokens."""
+        calls: dict[str, list[int]] = {}
+        handles = self._adapters.watch(adapter, calls)
+        metadata = AttentionMetadata.build(
+            query_lens=[NUM_TOKENS],
+            context_lens=[NUM_TOKENS],
+            block_tables=[[0]],
+            device=self.device,
+        )
+        token_ids = torch.arange(NUM_TOKENS, device=self.device) % self.spec.vocab_size
+        try:
+            self.forward(token_ids, self.create_kv_cache(1), metadata, token_ids[-1:] * 0)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return calls
 
     def attend(
         self,

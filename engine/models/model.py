@@ -1,10 +1,12 @@
 """What the engine asks of a model, whichever tier it is of."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
+from engine.models.adapters.rows import AdapterRows
+from engine.models.adapters.weights import Adapter
 from kernels.attention_metadata import AttentionMetadata
 
 
@@ -54,3 +56,24 @@ class Model(Protocol):
         rows: torch.Tensor,
     ) -> torch.Tensor:
         """token_ids: [T] int64, rows: [R] int64 -> logits of those rows: [R, vocab_size]."""
+
+
+@runtime_checkable
+class AdaptableModel(Model, Protocol):
+    """A model that some sequences of a step may change for themselves. Not for two threads."""
+
+    def attach(self, number: int, adapter: Adapter) -> None:
+        """Keep an adapter under a number that was never used. Raises ModelRefused."""
+
+    def detach(self, number: int) -> None:
+        """Forget an adapter that no sequence uses any more."""
+
+    def forward_adapted(
+        self,
+        token_ids: torch.Tensor,
+        kv_cache: KVBlocks,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor,
+        adapters: AdapterRows,
+    ) -> torch.Tensor:
+        """As `forward`, each row with the adapter of its sequence."""

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from engine.models.adapters.hooks import HookedAdapters
+from engine.models.adapters.rows import AdapterRows
+from engine.models.adapters.weights import Adapter
 from engine.models.model import KVBlocks, ModelSpec
 from engine.models.original import Original, num_weight_bytes
 from engine.models.sequence_states import SequenceState, SequenceStates
@@ -50,6 +53,7 @@ class OwnCacheModel:
         self._continuation = continuation
         self._takes_positions = "position_ids" in accepted
         self._vocab_size = vocab_size
+        self._adapters = HookedAdapters(original, is_head_sampled=False)
         fixed, growing = (0, 0)
         if continuation != Continuation.RECOMPUTE:
             fixed, growing = self._measure_cache(min(context_length, 2 * BLOCK_SIZE))
@@ -80,6 +84,37 @@ class OwnCacheModel:
         rows: torch.Tensor,
     ) -> torch.Tensor:
         """token_ids: [T] int64, rows: [R] int64 -> logits of those rows: [R, vocab_size]."""
+        none = [0] * len(metadata.context_lens)
+        return self._forward(token_ids, kv_cache, metadata, rows, none)
+
+    def attach(self, number: int, adapter: Adapter) -> None:
+        """Keep an adapter under a number that was never used. Raises ModelRefused."""
+        self._adapters.attach(number, adapter)
+
+    def detach(self, number: int) -> None:
+        """Forget an adapter that no sequence uses any more."""
+        self._adapters.detach(number)
+
+    def forward_adapted(
+        self,
+        token_ids: torch.Tensor,
+        kv_cache: KVBlocks,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor,
+        adapters: AdapterRows,
+    ) -> torch.Tensor:
+        """As `forward`, each row with the adapter of its sequence."""
+        by_sequence = adapters.by_sequence.tolist()
+        return self._forward(token_ids, kv_cache, metadata, rows, by_sequence)
+
+    def _forward(
+        self,
+        token_ids: torch.Tensor,
+        kv_cache: KVBlocks,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor,
+        by_sequence: list[int],
+    ) -> torch.Tensor:
         assert isinstance(kv_cache, SequenceStates)
         starts = metadata.query_start.tolist()
         wanted = rows.tolist()
@@ -90,8 +125,10 @@ class OwnCacheModel:
             state = self._extend(kv_cache, first_blocks[index], token_ids[start:end], length)
             own = [row for row in wanted if start <= row < end]
             if own or self._continuation == Continuation.CHUNKS:
+                self._adapters.only = by_sequence[index]
                 logits = self._compute(state)  # [n, vocab], the newest last
                 found |= {row: logits[row - end] for row in own}
+        self._adapters.only = 0
         if not wanted:
             return torch.empty((0, self._vocab_size), device=self.device)
         return torch.stack([found[row] for row in wanted])

@@ -266,6 +266,7 @@ class Scheduler:
         self.slots.max_tokens[slot] = sequence.request.max_tokens
         self.slots.num_preemptions[slot] = sequence.num_preemptions
         self.slots.order[slot] = sequence.order
+        self.slots.adapter[slot] = sequence.adapter
         self.slots.tenant[slot] = hash(tenant)
         self.slots.is_adjusted[slot] |= sequence.structure is not None
 

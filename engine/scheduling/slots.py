@@ -28,6 +28,8 @@ class SlotTable:
         self.block_tables = np.zeros((num_slots, max_blocks), dtype=np.int32)
         self.is_last_block_shared = np.zeros(num_slots, dtype=bool)
         """After a fork: the block must be copied before the next token is written."""
+        self.adapter = np.zeros(num_slots, dtype=np.int32)
+        """0 for none."""
         # what may still come
         self.num_generated = np.zeros(num_slots, dtype=np.int32)
         self.max_tokens = np.zeros(num_slots, dtype=np.int32)

@@ -289,13 +289,14 @@ class CpuLibrary:
         up: PackedWeight,
         gate_bias: torch.Tensor | None = None,
         up_bias: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """x: [T, in_features] -> silu(x gate + bias) * (x up + bias), in the weights' dtype."""
+        """x: [T, in_features] -> silu(x gate + bias) * (x up + bias), in `dtype` or the weights'."""
         num_rows, in_features = x.shape
         assert in_features == gate.in_features == up.in_features, (x.shape, gate.in_features)
         assert gate.form == up.form
         assert gate.out_features == up.out_features
-        out = torch.empty((num_rows, gate.out_features), dtype=gate.dtype)
+        out = torch.empty((num_rows, gate.out_features), dtype=dtype or gate.dtype)
         reason = self._gated_linear(
             *(self._context, num_rows, gate.out_features, in_features),
             *(x.data_ptr(), x.stride(0), DTYPES[x.dtype]),
