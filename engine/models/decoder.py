@@ -94,6 +94,8 @@ class Decoder:
         is_widened = self._compiled is not None and library and not library.uses_native_bf16_dot
         self._between = torch.float32 if is_widened else dtype
         """Precision of what passes from one operation to the next: as the compiled step has it."""
+        self._normed = torch.float32 if self._compiled is not None else dtype
+        """And of what passes from a norm to a projection, which rounds it as its weights need it."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -194,7 +196,7 @@ class Decoder:
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             prefix = f"model.layers.{index}."
-            normed = self._norm(hidden, layer.input_norm)
+            normed = self._norm(hidden, layer.input_norm, self._normed)
             observe(prefix + "qkv", normed)
             attended = self._attend(normed, layer, index, kv_cache, metadata, groups)
             observe(prefix + "output", attended)
@@ -206,7 +208,7 @@ class Decoder:
                     break
             hidden = linear(attended, layer.output, residual=hidden)
             added.add(prefix + "output", groups, attended, hidden)
-            normed = self._norm(hidden, layer.mlp_norm)
+            normed = self._norm(hidden, layer.mlp_norm, self._normed)
             observe(prefix + "gate_up", normed)
             gated = gated_linear(normed, layer.gate_up, dtype=self._between)
             added.gate(prefix + "gate_up", groups, normed, layer.gate_up, gated)
@@ -215,7 +217,7 @@ class Decoder:
             added.add(prefix + "down", groups, gated, hidden)
         if len(rows) == 0:
             return torch.empty((0, self.config.vocab_size), device=self._device)
-        normed = self._norm(hidden, self.final_norm)
+        normed = self._norm(hidden, self.final_norm, self._normed)
         observe("head", normed)
         logits = linear(normed, self.head, dtype=torch.float32)
         added.add("head", groups, normed, logits)
@@ -240,8 +242,8 @@ class Decoder:
             kv_dtype=self.dtype,
         )
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight.to(self._between), self.config.rms_norm_eps)
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return rms_norm(x, weight.to(dtype), self.config.rms_norm_eps)
 
     def _attend(
         self,
@@ -261,7 +263,8 @@ class Decoder:
             heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1
         )
         if layer.query_norm is not None and layer.key_norm is not None:
-            query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
+            query = self._norm(query, layer.query_norm, self._between)
+            key = self._norm(key, layer.key_norm, self._between)
         rotary_and_write_kv(query, key, value, self.cos_sin, kv_cache, index, metadata)
         attended = paged_attention(
             query, kv_cache, index, metadata, scale=config.head_dim**-0.5, window=layer.window

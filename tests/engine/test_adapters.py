@@ -134,13 +134,16 @@ def test_an_adapter_that_leaves_ends_what_runs_with_it_and_nothing_else(tmp_path
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("is_native", [False, True])
 def test_rows_have_the_same_bits_whatever_adapters_share_the_step(
-    tmp_path: Path, precision: str
+    tmp_path: Path, precision: str, *, is_native: bool
 ) -> None:
     save_tiny("LlamaConfig", tmp_path)
     for name, rank in (("one", 4), ("two", 33)):
         save_adapter(tmp_path, tmp_path / name, targets=(*PROJECTIONS, "lm_head"), rank=rank)
-    library.enable(built(NATIVE), num_threads=2)
+    if is_native and not library.enable(built(NATIVE), 1).has_native_bf16_dot:
+        pytest.skip("this machine has no native bf16 dot product")
+    library.enable(built(NATIVE), 2, native_bf16_dot=is_native)
     dtype, quantization = PRECISIONS[precision]
     decoder = load_decoder(tmp_path, dtype, CPU, quantization)
     for number, name in ((1, "one"), (2, "two")):
