@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from engine.adapter_config import ADAPTER_WEIGHTS, read_adapter_config
 from engine.context import context_length
 from engine.errors import ModelRefused
 from engine.packed_weights import PackedWeights, read_packed_weights
@@ -74,6 +75,13 @@ def read_footprint(directory: Path, bytes_per_element: int) -> Footprint:
         kv_bytes_per_token=_kv_elements_per_token(config) * bytes_per_element,
         packed=packed,
     )
+
+
+def read_adapter_footprint(directory: Path, bytes_per_element: int) -> Footprint:
+    """The footprint of an adapter beside its base. Raises ModelRefused when it cannot be read."""
+    read_adapter_config(directory)
+    num_parameters = _num_parameters(directory / ADAPTER_WEIGHTS, None)
+    return Footprint(num_parameters, 0, num_parameters * bytes_per_element, 0)
 
 
 def _num_parameters(path: Path, packed: PackedWeights | None) -> int:

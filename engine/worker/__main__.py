@@ -28,9 +28,10 @@ from engine.broker.worker import WorkerBroker
 from engine.errors import ModelRefused
 from engine.settings import EngineSettings
 from engine.worker.engine_thread import EngineThread
+from engine.worker.hosted import Threads
 from engine.worker.hosting import FixedHostings, Hosting, HostingFile
 from engine.worker.io_thread import IoThread
-from engine.worker.keeper import Hostings, Keeper, Threads
+from engine.worker.keeper import Hostings, Keeper
 from engine.worker.loading import num_threads, with_dtype
 from engine.worker.mailbox import Bells
 from engine.worker.turnstile import Turnstile

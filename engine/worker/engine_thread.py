@@ -2,7 +2,9 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import structlog
 import torch
@@ -18,6 +20,24 @@ OnBroken = Callable[[str], None]
 """Hears the name of a model whose steps fail again and again."""
 
 
+@dataclass(slots=True)
+class _Errand:
+    """What another thread wants done on a model."""
+
+    name: str
+    work: Callable[[ServedModel], None]
+    is_over: threading.Event = field(default_factory=threading.Event)
+    is_done: bool = False
+    fault: Exception | None = None
+
+    def run(self, model: ServedModel) -> None:
+        try:
+            self.work(model)
+            self.is_done = True
+        except Exception as fault:  # it is raised where the errand was asked for
+            self.fault = fault
+
+
 class EngineThread:
     """Runs the loaded models until it is told to stop. `run` is the thread's whole life."""
 
@@ -31,6 +51,7 @@ class EngineThread:
         self._changes = threading.Condition()
         self._wanted: dict[str, ServedModel] = {}
         """What `_models` is to be; under `_changes`."""
+        self._errands: deque[_Errand] = deque()
         self._is_stopping = False
         self._num_torch_threads = 0
 
@@ -48,6 +69,22 @@ class EngineThread:
             while name in self._models and not self._is_stopping:
                 self._changes.wait()
 
+    def between_steps(self, name: str, work: Callable[[ServedModel], None]) -> bool:
+        """Have `work` done on a model while no step runs. Whether it was: the model may be gone.
+
+        Raises what `work` raises.
+        """
+        errand = _Errand(name, work)
+        with self._changes:
+            if self._is_stopping:
+                return False
+            self._errands.append(errand)
+        self._bells.ordered.set()
+        errand.is_over.wait()
+        if errand.fault is not None:
+            raise errand.fault
+        return errand.is_done
+
     def stop(self) -> None:
         """End after the step that runs."""
         with self._changes:
@@ -60,8 +97,18 @@ class EngineThread:
 
         Raises what made a model fail again and again when it is the only one.
         """
+        try:
+            self._run()
+        finally:
+            with self._changes:
+                self._is_stopping = True
+                self._changes.notify_all()
+            self._run_errands()  # nobody waits for a thread that has ended
+
+    def _run(self) -> None:
         while not self._is_stopping:
             self._change()
+            self._run_errands()
             if busy := self._obey():
                 self._step(self._turns.next(busy))
             else:
@@ -88,6 +135,15 @@ class EngineThread:
             if self._models is not self._wanted:
                 self._models = self._wanted
                 self._changes.notify_all()
+
+    def _run_errands(self) -> None:
+        while self._errands:
+            errand = self._errands.popleft()
+            model = None if self._is_stopping else self._models.get(errand.name)
+            if model is not None:
+                with self._turnstile:
+                    errand.run(model)
+            errand.is_over.set()
 
     def _step(self, name: str) -> None:
         model = self._models[name]

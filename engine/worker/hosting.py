@@ -19,6 +19,8 @@ class Hosting(msgspec.Struct, frozen=True):
     name: str
     path: str
     revision: str
+    base: str = ""
+    """The model that this is an adapter of; empty for a model of its own."""
 
     @property
     def directory(self) -> Path:

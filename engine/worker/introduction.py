@@ -10,7 +10,6 @@ from engine.costs.utilisation import RecentUse
 from engine.engine import EngineStats
 from engine.messages import CostModel, Heartbeat, IntegrityReport, Utilisation, WorkerState
 from engine.worker.hosting import Hosting
-from engine.worker.loading import LoadedEngine
 from engine.worker.mailbox import Mailbox
 
 
@@ -40,11 +39,11 @@ class Introduction:
         self._cost_model: CostModel | None = None
         """Of the last time that it was loaded: requests are priced while they wait for it."""
 
-    def loaded(self, engine: LoadedEngine, mailbox: Mailbox) -> None:
+    def loaded(self, report: str, dtype: str, context_length: int, mailbox: Mailbox) -> None:
         """From now on the engine's own figures are told."""
-        self.report = str(engine.report)
-        self._dtype = engine.dtype
-        self._present = _Present(engine.engine.context_length, mailbox, RecentUse(time.monotonic))
+        self.report = report
+        self._dtype = dtype
+        self._present = _Present(context_length, mailbox, RecentUse(time.monotonic))
 
     def unloaded(self) -> None:
         """Only what does not take memory is still known."""

@@ -7,7 +7,6 @@ says; what a model may take, `memory_budget`. One that cannot be loaded is repor
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
@@ -15,20 +14,19 @@ import structlog
 
 from engine.broker.worker import WorkerBroker
 from engine.errors import ModelRefused
-from engine.memory.footprint import Footprint, read_footprint
+from engine.memory.footprint import read_adapter_footprint, read_footprint
 from engine.memory.memory_budget import MemoryBudget, give_memory_back, usable_bytes
 from engine.memory.residency import Absent, Decision, Resident, decide
 from engine.settings import EngineSettings
-from engine.worker.engine_thread import EngineThread
+from engine.worker.attaching import BaseAbsent, attach, detach, refuse_without_base
+from engine.worker.hosted import Hosted, Loaded, Threads
 from engine.worker.hosting import Hosting
 from engine.worker.introduction import Introduction
-from engine.worker.io_thread import IoThread
 from engine.worker.loading import LoadedEngine, device_of, load_engine
-from engine.worker.mailbox import Bells, Mailbox
+from engine.worker.mailbox import Mailbox
 from engine.worker.model_line import ModelLine
 from engine.worker.served_model import ServedModel
 from engine.worker.structure_desk import StructureDesk
-from engine.worker.turnstile import Turnstile
 
 logger = structlog.get_logger(__name__)
 
@@ -38,50 +36,12 @@ RETRY_S = 30.0
 """After a fault that may pass, such as a lack of memory."""
 BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2}
 
-StartThread = Callable[[str, Callable[[], None]], threading.Thread]
-"""Runs something in a thread whose failure ends the worker."""
-
 
 class Hostings(Protocol):
     """What says which models are to be hosted."""
 
     def changed(self) -> list[Hosting] | None:
         """All of them when they may have changed since the last call, else None."""
-
-
-@dataclass(slots=True)
-class _Loaded:
-    """What unloading has to undo."""
-
-    engine: LoadedEngine
-    desk: StructureDesk
-    since_s: float
-
-
-@dataclass(slots=True)
-class _Hosted:
-    """One hosted model on this worker."""
-
-    hosting: Hosting
-    line: ModelLine
-    introduction: Introduction
-    footprint: Footprint | None
-    """None where not even the files can be read."""
-    loaded: _Loaded | None = None
-    is_new: bool = True
-    retry_at_s: float = 0.0
-    """No attempt before this time; never again when infinite."""
-
-
-@dataclass(frozen=True, slots=True)
-class Threads:
-    """The worker's other threads, and what they share."""
-
-    engine: EngineThread
-    io: IoThread
-    bells: Bells
-    turnstile: Turnstile
-    start: StartThread
 
 
 class Keeper:
@@ -103,7 +63,7 @@ class Keeper:
         self._on_refused = on_refused or (lambda name: None)
         self._device = device_of(settings)
         self._budget = MemoryBudget(usable_bytes(settings, self._device), settings)
-        self._models: dict[str, _Hosted] = {}
+        self._models: dict[str, Hosted] = {}
         self._broken: list[str] = []
         self._bell = threading.Event()
         self._is_stopping = False
@@ -117,6 +77,7 @@ class Keeper:
                 self._follow({hosting.name: hosting for hosting in hostings})
             while self._broken:
                 self._bury(self._models[self._broken.pop()])
+            self._attach_those_that_can()
             decision = self._decide()
             if decision.unload is not None:
                 self._unload(self._models[decision.unload])
@@ -146,7 +107,7 @@ class Keeper:
             if name not in self._models:
                 self._models[name] = self._take_on(hosting)
 
-    def _take_on(self, hosting: Hosting) -> _Hosted:
+    def _take_on(self, hosting: Hosting) -> Hosted:
         broker = self._connect(hosting.name)
         introduction = Introduction(
             broker.worker,
@@ -161,10 +122,11 @@ class Keeper:
             introduction.describe,
             on_wanted=self._bell.set,
         )
-        hosted = _Hosted(hosting, line, introduction, None)
+        hosted = Hosted(hosting, line, introduction, None)
         try:
             element = BYTES_PER_ELEMENT[self._settings.dtype]
-            hosted.footprint = read_footprint(hosting.directory, element)
+            read = read_adapter_footprint if hosting.base else read_footprint
+            hosted.footprint = read(hosting.directory, element)
         except ModelRefused as refusal:
             self._fail(hosted, refusal.message, inf)
         except Exception as fault:  # foreign files may fail in any way
@@ -173,10 +135,11 @@ class Keeper:
         self._threads.io.add(line)
         return hosted
 
-    def _let_go(self, hosted: _Hosted) -> None:
+    def _let_go(self, hosted: Hosted) -> None:
         """Nobody hosts it any more: what runs may end."""
         if hosted.loaded is not None:
             self._unload(hosted, is_for_good=True)
+        self._detach([hosted], is_for_good=True)
         self._threads.io.remove(hosted.line)
 
     # what is loaded
@@ -186,17 +149,43 @@ class Keeper:
         for hosted in self._models.values():
             if hosted.line.state == "failed" and hosted.retry_at_s <= now_s:
                 hosted.line.show("unloaded")
-        models = self._models.values()
-        absents = [_absent(each, self._budget, now_s) for each in models if not each.loaded]
+        models = [each for each in self._models.values() if not each.base]
+        absents = [self._absent(each, now_s) for each in models if not each.loaded]
         return decide(
-            [_resident(each, self._budget, now_s) for each in models if each.loaded],
+            [self._resident(each, now_s) for each in models if each.loaded],
             [absent for absent in absents if absent is not None],
             free_bytes=self._budget.free_bytes,
             idle_unload_s=self._settings.idle_unload_s,
             swap_after_s=self._settings.swap_after_s,
         )
 
-    def _load(self, hosted: _Hosted) -> None:
+    def _resident(self, hosted: Hosted, now_s: float) -> Resident:
+        """A loaded model, used as long as it or one of its adapters is."""
+        assert hosted.loaded is not None
+        lines = [each.line for each in (hosted, *self._adapters_of(hosted))]
+        is_idle = all(line.is_idle for line in lines)
+        return Resident(
+            hosted.name,
+            self._budget.granted(hosted.name).total_bytes,
+            now_s - max(line.idle_since_s for line in lines) if is_idle else None,
+            now_s - hosted.loaded.since_s,
+        )
+
+    def _absent(self, hosted: Hosted, now_s: float) -> Absent | None:
+        """A model that could be loaded, for itself or an adapter; None for one that has failed."""
+        line = hosted.line
+        if hosted.footprint is None or line.state != "unloaded" or not line.is_closed:
+            return None
+        lines = [line, *(each.line for each in self._adapters_of(hosted))]
+        since = [each.wanted_since_s for each in lines if each.wanted_since_s is not None]
+        return Absent(
+            hosted.name,
+            self._budget.needed_bytes(hosted.footprint),
+            now_s - min(since) if since else None,
+            hosted.is_new,
+        )
+
+    def _load(self, hosted: Hosted) -> None:
         """Load it beside what runs; a fault concerns this model alone."""
         hosting, settings = hosted.hosting, self._settings
         assert hosted.footprint is not None
@@ -229,13 +218,15 @@ class Keeper:
                 kv_tokens=engine.engine.stats.total_kv_tokens,
             )
 
-    def _serve(self, hosted: _Hosted, engine: LoadedEngine) -> None:
+    def _serve(self, hosted: Hosted, engine: LoadedEngine) -> None:
         name, threads = hosted.hosting.name, self._threads
         mailbox = Mailbox(engine.engine.stats, threads.bells)
         desk = StructureDesk(hosted.hosting.directory, mailbox, self._settings)
         threads.start("structures", desk.run)
-        hosted.loaded = _Loaded(engine, desk, time.monotonic())
-        hosted.introduction.loaded(engine, mailbox)
+        hosted.loaded = Loaded(engine, desk, time.monotonic())
+        hosted.introduction.loaded(
+            str(engine.report), engine.dtype, engine.engine.context_length, mailbox
+        )
         threads.engine.add(
             ServedModel(
                 name, engine.engine, mailbox, desk, num_torch_threads=engine.num_torch_threads
@@ -243,8 +234,9 @@ class Keeper:
         )
         hosted.line.open(mailbox)
 
-    def _unload(self, hosted: _Hosted, *, is_for_good: bool = False) -> None:
+    def _unload(self, hosted: Hosted, *, is_for_good: bool = False) -> None:
         """Let what runs end, give the rest back, and free everything that the model has."""
+        self._detach(self._adapters_of(hosted))
         hosted.line.close(self._settings.drain_timeout_s, is_for_good=is_for_good)
         hosted.line.wait_until_closed()
         self._drop(hosted)
@@ -252,7 +244,7 @@ class Keeper:
             hosted.line.show("unloaded")
         logger.info("model unloaded", model=hosted.hosting.name)
 
-    def _drop(self, hosted: _Hosted) -> None:
+    def _drop(self, hosted: Hosted) -> None:
         assert hosted.loaded is not None
         self._threads.engine.remove(hosted.hosting.name)
         hosted.loaded.desk.close()
@@ -261,14 +253,51 @@ class Keeper:
         self._budget.take_back(hosted.hosting.name)
         give_memory_back(self._device)
 
-    def _bury(self, hosted: _Hosted) -> None:
+    def _bury(self, hosted: Hosted) -> None:
         """Its steps fail again and again: other workers may try what it had."""
+        self._detach(self._adapters_of(hosted), is_at_once=True)
         hosted.line.close(0.0)
         hosted.line.wait_until_closed()
         self._drop(hosted)
         self._fail(hosted, "its steps failed again and again", time.monotonic() + RETRY_S)
 
-    def _fail(self, hosted: _Hosted, reason: str, retry_at_s: float) -> None:
+    # adapters
+
+    def _attach_those_that_can(self) -> None:
+        """Adapters whose base is loaded join it; those whose base will not come say so."""
+        for hosted in self._models.values():
+            is_waiting = hosted.line.state == "unloaded" and hosted.line.is_closed
+            if not hosted.base or hosted.is_attached or not is_waiting:
+                continue
+            base = self._models.get(hosted.base)
+            try:
+                refuse_without_base(hosted, base)
+                if base is not None and base.loaded is not None:
+                    attach(hosted, base, self._threads, self._budget)
+            except ModelRefused as refusal:
+                self._fail(hosted, refusal.message, inf)
+            except BaseAbsent as absence:
+                self._fail(hosted, str(absence), time.monotonic() + RETRY_S)
+            except Exception as fault:  # a foreign adapter may fail in any way
+                logger.exception("adapter not attached", model=hosted.name)
+                self._fail(hosted, f"attaching failed: {_reason(fault)}", inf)
+
+    def _detach(
+        self, adapters: list[Hosted], *, is_for_good: bool = False, is_at_once: bool = False
+    ) -> None:
+        detach(
+            adapters,
+            self._threads,
+            self._budget,
+            self._settings,
+            is_for_good=is_for_good,
+            is_at_once=is_at_once,
+        )
+
+    def _adapters_of(self, hosted: Hosted) -> list[Hosted]:
+        return [each for each in self._models.values() if each.base == hosted.name]
+
+    def _fail(self, hosted: Hosted, reason: str, retry_at_s: float) -> None:
         logger.error("model refused", model=hosted.hosting.name, reason=reason)
         self._budget.take_back(hosted.hosting.name)
         give_memory_back(self._device)
@@ -281,27 +310,3 @@ class Keeper:
 
 def _reason(fault: Exception) -> str:
     return (str(fault).strip() or type(fault).__name__).splitlines()[0]
-
-
-def _resident(hosted: _Hosted, budget: MemoryBudget, now_s: float) -> Resident:
-    assert hosted.loaded is not None
-    line = hosted.line
-    return Resident(
-        hosted.hosting.name,
-        budget.granted(hosted.hosting.name).total_bytes,
-        now_s - line.idle_since_s if line.is_idle else None,
-        now_s - hosted.loaded.since_s,
-    )
-
-
-def _absent(hosted: _Hosted, budget: MemoryBudget, now_s: float) -> Absent | None:
-    """A model that could be loaded; None for one that has failed."""
-    line, since_s = hosted.line, hosted.line.wanted_since_s
-    if hosted.footprint is None or line.state != "unloaded" or not line.is_closed:
-        return None
-    return Absent(
-        hosted.hosting.name,
-        budget.needed_bytes(hosted.footprint),
-        None if since_s is None else now_s - since_s,
-        hosted.is_new,
-    )

@@ -4,8 +4,10 @@ import structlog
 
 from engine.engine import Engine, StepOutput
 from engine.messages import GenerateRequest, IntegrityReport
+from engine.models.adapters.weights import Adapter
 from engine.structures.grammar import CompiledRequest
 from engine.worker.mailbox import EngineOrders, Mailbox
+from engine.worker.routes import Routes, of_adapter
 from engine.worker.structure_desk import StructureDesk
 
 logger = structlog.get_logger(__name__)
@@ -15,7 +17,7 @@ MAX_FAILURES_IN_A_ROW = 5
 
 
 class ServedModel:
-    """An engine with its mailbox and its desk for structures. For the engine thread alone."""
+    """An engine with its mailboxes and its desk for structures. For the engine thread alone."""
 
     def __init__(
         self,
@@ -30,30 +32,56 @@ class ServedModel:
         self.num_torch_threads = num_torch_threads
         """What plain torch computes its steps with; 0: whatever is set."""
         self.engine = engine
-        self._mailbox = mailbox
+        self._mailboxes = {name: mailbox}
+        """By the model that is asked for: its own, and those of adapters."""
+        self._routes = Routes(name)
         self._desk = desk
         self._num_failures = 0
 
+    def attach(self, model: str, adapter: Adapter, mailbox: Mailbox) -> None:
+        """Answer what comes by `mailbox` with an adapter. Raises ModelRefused."""
+        self.engine.attach(model, adapter)
+        self._mailboxes = self._mailboxes | {model: mailbox}
+
+    def detach(self, model: str) -> None:
+        """Forget an adapter with whatever is left of its requests; its line is closed."""
+        self._mailboxes = {name: box for name, box in self._mailboxes.items() if name != model}
+        self._desk.withdraw(model=model)
+        self.engine.detach(model)
+        self._routes.forget(model)
+
     def obey(self) -> None:
         """Do what has been ordered since the last call; what is idle now is checked."""
-        orders = self._mailbox.take_orders()
-        if orders.is_empty:
-            return
-        self._obey(orders)
-        if not self.engine.has_work:
-            self._mailbox.tell(self.engine.stats)
+        has_orders = False
+        for model, mailbox in self._mailboxes.items():
+            orders = mailbox.take_orders()
+            if not orders.is_empty:
+                has_orders = True
+                self._obey(model, orders)
+        if has_orders and not self.engine.has_work:
+            self._tell()
             self._check_at_idle()
 
     def step(self) -> None:
         """One step, and its news. Raises what made the last of many steps fail."""
-        output = self._step()
-        self._mailbox.tell(self.engine.stats, output=output)
+        self._tell(self._step())
         if not self.engine.has_work:
             self._check_at_idle()
 
-    def _obey(self, orders: EngineOrders) -> None:
-        engine = self.engine
+    def _tell(self, output: StepOutput | None = None) -> None:
+        """The engine's figures, and to each line the news of its own requests."""
+        stats = self.engine.stats
+        parts = {self.name: output}
+        if output is not None and len(self._mailboxes) > 1:
+            parts |= self._routes.split(output, list(self._mailboxes))
+        for model, mailbox in self._mailboxes.items():
+            told = stats if model == self.name else of_adapter(stats)
+            mailbox.tell(told, output=parts.get(model))
+
+    def _obey(self, model: str, orders: EngineOrders) -> None:
+        engine, mailbox = self.engine, self._mailboxes[model]
         for request in orders.requests:
+            self._routes.note(request.request_id, model)
             if request.structure is None:
                 engine.add(request)
             else:
@@ -72,11 +100,11 @@ class ServedModel:
             self._end_compiling(self._desk.withdraw(nodes=orders.dead_nodes))
             engine.cancel_nodes(orders.dead_nodes)
         if orders.is_draining:
-            compiling = [request.request_id for request in self._desk.withdraw()]
-            self._mailbox.tell(engine.stats, withdrawn=engine.withdraw_waiting() + compiling)
+            compiling = [each.request_id for each in self._desk.withdraw(model=model)]
+            mailbox.tell(engine.stats, withdrawn=engine.withdraw_waiting(model) + compiling)
         for check in orders.checks:
             report = IntegrityReport(token=check.token, problems=engine.problems())
-            self._mailbox.tell(engine.stats, integrity=report)
+            mailbox.tell(engine.stats, integrity=report)
 
     def _add_compiled(self, compiled: CompiledRequest) -> None:
         if not self._desk.finish(compiled):

@@ -97,14 +97,18 @@ class StructureDesk:
         attempt: int | None = None,
         *,
         nodes: set[str] | None = None,
+        model: str | None = None,
     ) -> list[GenerateRequest]:
-        """Give up one request up to `attempt`, those of some nodes, or all that are waiting."""
+        """Give up one request up to `attempt`, those of some nodes or of one model, or all that are
+        waiting.
+        """
         found = [
             request
             for request in self._waiting.values()
             if request_id in (None, request.request_id)
             and (attempt is None or request.attempt <= attempt)
             and (nodes is None or request.node in nodes)
+            and (model is None or request.model == model)
         ]
         for request in found:
             del self._waiting[request.request_id]
