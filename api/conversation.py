@@ -30,6 +30,15 @@ class Tool:
     """A JSON schema; empty for a function without parameters."""
     is_strict: bool = False
 
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The schema of its arguments."""
+        return self.parameters or {
+            "type": "object",
+            "properties": {},
+            "additionalProperties": False,
+        }
+
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it."""
         function = {
@@ -111,13 +120,16 @@ class Conversation:
             is_parallel=self.tool_use.is_parallel,
         )
 
-    def structure_behind(self, reading: Reading, tokenizer: Tokenizer) -> Structure | None:
+    def structure_for(self, reading: Reading, tokenizer: Tokenizer) -> Structure | None:
         """The form of the answer; behind the thought that the prompt has opened, if any.
 
-        Raises InvalidRequest for a model whose thoughts end with more than one token.
+        Without a form of its own, an answer may call: then the arguments of tools that are `strict`
+        have their schema. Raises InvalidRequest for a model whose thoughts end with more than one
+        token.
         """
-        if self.structure is None or not reading.begins_in_thought:
-            return self.structure
+        structure = self.structure or self._promised_calls(reading, tokenizer)
+        if structure is None or not reading.begins_in_thought:
+            return structure
         assert reading.thinking is not None
         end = tokenizer.token_id(reading.thinking.end)
         if end is None:
@@ -125,7 +137,23 @@ class Conversation:
                 "No form can be required of this model's answers while it reasons.",
                 param="response_format",
             )
-        return Structure(self.structure.kind, self.structure.source, begins_after=end)
+        return Structure(structure.kind, structure.source, begins_after=end)
+
+    def _promised_calls(self, reading: Reading, tokenizer: Tokenizer) -> Structure | None:
+        tools = self.tool_use.offered
+        syntax = reading.syntax
+        if syntax is None or syntax.form is None or not any(tool.is_strict for tool in tools):
+            return None
+        schemas = {
+            tool.name: tool.schema if tool.is_strict else {"type": "object"} for tool in tools
+        }
+        tags = syntax.form.tags(
+            schemas,
+            syntax.markers,
+            tokenizer.token_id,
+            is_parallel=self.tool_use.is_parallel,
+        )
+        return Structure("structural_tag", json.dumps(tags))
 
 
 def _ends_with(tokenizer: Tokenizer, token_ids: list[int], text: str) -> bool:

@@ -81,7 +81,7 @@ class Intake:
         limits = replace(limits, max_tokens=max_tokens)
         tokenizer = self.loaded.tokenizer
         reading = conversation.reading(tokenizer, token_ids)
-        structure = conversation.structure_behind(reading, tokenizer)
+        structure = conversation.structure_for(reading, tokenizer)
         return self.order(request_id, token_ids, limits, reading=reading, structure=structure)
 
     def order(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from api.conversation import Tool, ToolUse
+from api.conversation import ToolUse
 from api.errors import InvalidRequest
 from api.schemas.base import RequestBody
 from engine.messages import Structure
@@ -84,7 +84,7 @@ ResponseFormat = Annotated[
 def structure_of(wanted: ResponseFormat | None, use: ToolUse) -> Structure | None:
     """What the worker is to enforce. Raises InvalidRequest for what it could not."""
     for number, tool in enumerate(use.tools):
-        is_promised = tool.is_strict and use.choice == "required"
+        is_promised = tool.is_strict and use.choice != "none"
         check_schema(tool.parameters, f"tools[{number}]", is_strict=is_promised)
     if use.choice == "required":
         if wanted is not None and wanted.type != "text":
@@ -115,7 +115,7 @@ def forced_calls(use: ToolUse) -> Structure:
     definitions: dict[str, Any] = {}
     for number, tool in enumerate(use.offered):
         place = f"tool_{number}"
-        definitions[place] = _moved(_parameters(tool), f"#/$defs/{place}")
+        definitions[place] = _moved(tool.schema, f"#/$defs/{place}")
         calls.append(
             {
                 "type": "object",
@@ -138,10 +138,6 @@ def forced_calls(use: ToolUse) -> Structure:
     if len(source) > 2 * SOURCE_LENGTH_MAX:
         raise InvalidRequest("The tools are too long to force a call of them.", param="tools")
     return Structure("json_schema", source)
-
-
-def _parameters(tool: Tool) -> Mapping[str, Any]:
-    return tool.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def _moved(schema: Any, root: str) -> Any:

@@ -41,7 +41,9 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """The same for the tokens of the prompt."""
 
 
-StructureKind = Literal["json_schema", "regex", "ebnf"]
+StructureKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
+WHITESPACE_MAX = 8
+"""Longest run of white space in JSON: without a bound a model can pad to its limit (vllm#44619)."""
 
 
 class Structure(msgspec.Struct, frozen=True):
@@ -49,7 +51,8 @@ class Structure(msgspec.Struct, frozen=True):
 
     kind: StructureKind
     source: str
-    """JSON text of a schema, a regular expression, or a grammar in GBNF (root rule `root`)."""
+    """JSON text of a schema or of a structural tag (free text with bound parts), a regular
+    expression, or a grammar in GBNF (root rule `root`)."""
     begins_after: int | None = None
     """A token id: the form binds only what follows its first occurrence in the output."""
 

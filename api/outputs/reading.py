@@ -7,9 +7,10 @@ model's name.
 import secrets
 import string
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from api.outputs import bare_calls, marked_calls
+from api.outputs.call_form import CallForm
 from api.outputs.deltas import Delta
 from api.outputs.source import NewId, Parsing, Source, new_call_id
 
@@ -29,15 +30,38 @@ class Syntax:
     read: CallReader
     markers: tuple[str, ...] = ()
     """Control tokens that are part of it, and must not be hidden from the reader."""
+    form: CallForm | None = None
+    """None: calls are Python, whose arguments no schema can bind."""
     new_id: NewId = new_call_id
 
 
-HERMES = Syntax(marked_calls.read_hermes, (marked_calls.TOOL_CALL, marked_calls.END_TOOL_CALL))
+HERMES = Syntax(
+    marked_calls.read_hermes,
+    (marked_calls.TOOL_CALL, marked_calls.END_TOOL_CALL),
+    CallForm(
+        trigger=marked_calls.TOOL_CALL,
+        begin='\n{"name": "{name}", "arguments": ',
+        end="}\n",
+        after=marked_calls.END_TOOL_CALL,
+    ),
+)
 MISTRAL = Syntax(
     marked_calls.read_mistral,
     (marked_calls.TOOL_CALLS, marked_calls.ARGS, marked_calls.CALL_ID),
+    CallForm(
+        trigger=marked_calls.TOOL_CALLS,
+        before="[",
+        begin='{"name": "{name}", "arguments": ',
+        end="}",
+        separator=", ",
+        after="]",
+    ),
     new_short_id,
 )
+MISTRAL_NAMED = replace(
+    MISTRAL, form=CallForm(trigger=marked_calls.TOOL_CALLS, begin="{name}" + marked_calls.ARGS)
+)
+"""Since the eleventh version of Mistral's tokenizer."""
 DEEPSEEK = Syntax(
     marked_calls.read_deepseek,
     (
@@ -47,17 +71,36 @@ DEEPSEEK = Syntax(
         marked_calls.CALL_END,
         marked_calls.SEPARATOR,
     ),
+    CallForm(
+        trigger=marked_calls.CALL_BEGIN,
+        begin="{name}" + marked_calls.SEPARATOR,
+        after=marked_calls.CALL_END,
+    ),
 )
-LLAMA = Syntax(bare_calls.read_llama, (bare_calls.PYTHON_TAG,))
+DEEPSEEK_FENCED = replace(
+    DEEPSEEK,
+    form=CallForm(
+        trigger=marked_calls.CALL_BEGIN,
+        begin=f"function{marked_calls.SEPARATOR}{{name}}\n```json\n",
+        end="\n```",
+        after=marked_calls.CALL_END,
+    ),
+)
+"""V3 and R1."""
+LLAMA = Syntax(
+    bare_calls.read_llama,
+    (bare_calls.PYTHON_TAG,),
+    CallForm(trigger='{"name": "', begin='{name}", "parameters": ', end="}"),
+)
 PYTHONIC = Syntax(bare_calls.read_pythonic, (bare_calls.PYTHON_START, bare_calls.PYTHON_END))
 
 
 def syntax_of(template: str) -> Syntax:
     """The syntax that a chat template teaches; Hermes' where it teaches none."""
     if marked_calls.TOOL_CALLS in template:
-        return MISTRAL
+        return MISTRAL_NAMED if marked_calls.ARGS in template else MISTRAL
     if marked_calls.CALLS_BEGIN in template:
-        return DEEPSEEK
+        return DEEPSEEK_FENCED if "```json" in template else DEEPSEEK
     if marked_calls.TOOL_CALL in template:
         return HERMES
     if bare_calls.PYTHON_START in template or "func_name1(" in template:

@@ -120,6 +120,11 @@ class AnthropicTool(RequestBody):
     name: FunctionName
     description: str = Field(default="", max_length=DESCRIPTION_LENGTH_MAX)
     input_schema: dict[str, Any] = {}
+    strict: bool = False
+
+    def tool(self) -> Tool:
+        """The same for a conversation."""
+        return Tool(self.name, self.description, self.input_schema, self.strict)
 
 
 class AnthropicToolChoice(RequestBody):
@@ -184,7 +189,7 @@ class CountTokensBody(RequestBody):
     def _tool_use(self) -> ToolUse:
         choice = self.tool_choice
         return ToolUse(
-            tuple(Tool(tool.name, tool.description, tool.input_schema) for tool in self.tools),
+            tuple(tool.tool() for tool in self.tools),
             CHOICES[choice.type],
             choice.name if choice.type == "tool" else None,
             is_parallel=not choice.disable_parallel_tool_use and choice.type != "tool",

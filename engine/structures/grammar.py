@@ -68,6 +68,10 @@ class StructureState:
             began_s = time.thread_time()
             self._matcher.fill_next_token_bitmask(bitmask)
             self._note_time(began_s)
+            if num_unused := -len(row) % 32:  # bits that no token has
+                # Where all tokens are allowed, xgrammar 0.2.9 takes the first of them for a token,
+                # and writes behind the row: into the next one.
+                bitmask[0, -1] |= -1 << (32 - num_unused)
             xgrammar.apply_token_bitmask_inplace(row, bitmask[0].to(row.device))
 
     def _note_time(self, began_s: float) -> None:

@@ -18,13 +18,11 @@ from pathlib import Path
 import msgspec
 import xgrammar
 
-from engine.messages import Structure
+from engine.messages import WHITESPACE_MAX, Structure
 from engine.tokenization import Tokenizer
 
 MEMORY_BYTES_MAX = 2 * 1024**3
 """What one compilation may allocate beyond what is there already."""
-WHITESPACE_MAX = 8
-"""Longest run of white space in JSON: without a bound a model can pad to its limit (vllm#44619)."""
 READ_BYTES = 1 << 20
 MESSAGE_LENGTH_MAX = 300
 
@@ -37,9 +35,15 @@ class Compiled(msgspec.Struct, omit_defaults=True):
 
 
 def tokenizer_info(tokenizer: Tokenizer) -> xgrammar.TokenizerInfo:
-    """The vocabulary as the grammar engine needs it; control tokens spell nothing."""
+    """The vocabulary as the grammar engine needs it.
+
+    Control tokens spell what no text contains (0xFF begins no character), so that they are never
+    taken for text, and yet can be named: the engine refuses a token that spells nothing.
+    """
     vocabulary = [
-        b"" if token_id in tokenizer.special_token_ids else tokenizer.token_text(token_id)
+        b"\xff%d" % token_id
+        if token_id in tokenizer.special_token_ids
+        else tokenizer.token_text(token_id)
         for token_id in range(tokenizer.vocab_size)
     ]
     return xgrammar.TokenizerInfo(
@@ -58,6 +62,8 @@ def compile_structure(
         return compiler.compile_regex(structure.source)
     if structure.kind == "ebnf":
         return compiler.compile_grammar(structure.source)
+    if structure.kind == "structural_tag":
+        return compiler.compile_structural_tag(structure.source)
     return compiler.compile_json_schema(structure.source, max_whitespace_cnt=WHITESPACE_MAX)
 
 

@@ -172,3 +172,29 @@ async def test_openai_s_parse_returns_the_object(platform: Platform, base_url: s
             model=MODEL, messages=[{"role": "user", "content": "Hi"}], response_format=City
         )
     assert answer.choices[0].message.parsed == City(a=7)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+async def test_the_arguments_of_a_strict_tool_are_bound_though_it_may_be_left_alone(
+    platform: Platform, path: str
+) -> None:
+    platform.say("No tool is needed.")
+    parts = {"name": "look", "strict": True}
+    function, claude = parts | {"parameters": SCHEMA}, parts | {"input_schema": SCHEMA}
+    question = [{"role": "user", "content": "Hi"}]
+    body: dict[str, Any] = {
+        "/v1/chat/completions": {
+            "messages": question,
+            "tools": [{"type": "function", "function": function}],
+        },
+        "/v1/responses": {"input": "Hi", "tools": [{"type": "function"} | function]},
+        "/v1/messages": {"messages": question, "max_tokens": 64, "tools": [claude]},
+    }[path]
+    answer = await platform.post(path, {"model": MODEL} | body)
+    assert answer.status_code == 200, answer.text
+    structure = platform.worker.requests[-1].structure
+    assert structure is not None
+    assert structure.kind == "structural_tag"
+    tags = json.loads(structure.source)["format"]
+    assert not tags["stop_after_first"]
+    assert json.dumps(SCHEMA) in structure.source

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+import xgrammar
 
 from engine.engine import Engine
 from engine.messages import Cancel, GenerateRequest, Sampling, Structure, TokenFrame
@@ -17,6 +18,7 @@ from engine.model_runner import ModelRunner
 from engine.models.model import ModelSpec
 from engine.settings import EngineSettings
 from engine.structures.compiler import NO_COMPILER, GrammarCompiler
+from engine.structures.grammar import Grammar
 from engine.tokenization import Tokenizer
 from engine.worker.engine_thread import EngineThread
 from engine.worker.mailbox import Bells, Mailbox
@@ -332,3 +334,18 @@ def test_a_request_that_is_cancelled_while_its_form_compiles_ends(bench: Bench) 
     (last,) = bench.frames("gone")
     assert last.finish_reason == "error"
     assert not last.is_refused
+
+
+@pytest.mark.parametrize("vocab_size", [33, 64, 102])
+def test_a_mask_never_writes_into_the_next_row(vocab_size: int) -> None:
+    info = xgrammar.TokenizerInfo(
+        [b"a%d" % token_id for token_id in range(vocab_size)],
+        vocab_size=vocab_size,
+        stop_token_ids=[0],
+    )
+    free = json.dumps({"type": "structural_tag", "format": {"type": "any_tokens"}})
+    compiled = xgrammar.GrammarCompiler(info).compile_structural_tag(free)
+    state = Grammar(Structure("structural_tag", free), compiled).start([])
+    logits = torch.zeros(2, vocab_size)
+    state.mask(logits[0])
+    assert torch.isfinite(logits).all()
