@@ -6,12 +6,21 @@ admission, extension and settlement takes; so a budget is as exact under concurr
 Days and months are UTC. A hold counts where it is settled.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Literal
 
-from sqlalchemy import BigInteger, ColumnElement, bindparam, cast, delete, func, or_, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    bindparam,
+    cast,
+    delete,
+    func,
+    literal_column,
+    select,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -19,21 +28,26 @@ from accounts.errors import KeyNotFound
 from accounts.models import ApiKey
 from accounts.projects import find_project
 from billing.errors import InvalidAmount
-from billing.models import Budget, HoldRecord, UsageHour
+from billing.models import OPEN, Budget, HoldRecord, UsageHour
 from billing.money import MAX_NANO_USD
 from common.clock import Clock, to_datetime, utc_now_us
 from common.ids import new_id
+from common.round_trip import Call, Statement, send_together
 from common.upsert import insert_for
 
 Period = Literal["day", "month", "total"]
 SECONDS_PER_HOUR = 3_600
-# Built once: every group of holds asks.
-_BOUNDING = select(Budget).where(
-    or_(
-        Budget.api_key_id.in_(bindparam("key_ids", expanding=True)),
-        Budget.project_id.in_(bindparam("project_ids", expanding=True)),
-    )
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A budget as it is set; of a key, or of all keys of a project."""
+
+    organization_id: str
+    api_key_id: str | None
+    project_id: str | None
+    period: str
+    limit_nano_usd: int
 
 
 @dataclass(slots=True)
@@ -112,50 +126,41 @@ async def list_budgets(
         .where(Budget.organization_id == organization_id)
         .order_by(Budget.created_at, Budget.id)
     )
-    return [(budget, await _stand(session, budget, clock())) for budget in found.all()]
+    budgets = found.all()
+    bounds = [_bound(budget) for budget in budgets]
+    stands = await load_stands(session, bounds, now_us=clock())
+    return list(zip(budgets, stands, strict=True))
 
 
-async def load_open(
-    session: AsyncSession, projects: Mapping[str, str | None], *, now_us: int
-) -> dict[str, list[OpenBudget]]:
-    """The budgets that bound each of these keys (id → project). The balances are locked."""
-    if not projects:
-        return {}
-    project_ids = sorted({project for project in projects.values() if project is not None})
-    found = await session.scalars(
-        _BOUNDING, {"key_ids": sorted(projects), "project_ids": project_ids}
+async def load_stands(
+    session: AsyncSession, bounds: Iterable[Bound], *, now_us: int
+) -> list[OpenBudget]:
+    """How each of these budgets stands. Exact while the balances are locked."""
+    bounds = list(bounds)
+    answers = await send_together(session, [_asking(bound, now_us) for bound in bounds])
+    return [
+        OpenBudget(bound.limit_nano_usd, *answer.rows[0])
+        for bound, answer in zip(bounds, answers, strict=True)
+    ]
+
+
+def _bound(budget: Budget) -> Bound:
+    return Bound(
+        budget.organization_id,
+        budget.api_key_id,
+        budget.project_id,
+        budget.period,
+        budget.limit_nano_usd,
     )
-    stands: dict[str, OpenBudget] = {}
-    for budget in found.all():
-        stands[budget.api_key_id or budget.project_id or ""] = await _stand(session, budget, now_us)
-    return {
-        key: bounding
-        for key, project in projects.items()
-        if (bounding := [stands[scope] for scope in (key, project) if scope in stands])
+
+
+def _asking(bound: Bound, now_us: int) -> Call:
+    values = {
+        "organization_id": bound.organization_id,
+        "scope": bound.api_key_id or bound.project_id,
+        "first_hour": _first_hour(bound.period, now_us),
     }
-
-
-async def _stand(session: AsyncSession, budget: Budget, now_us: int) -> OpenBudget:
-    spent = select(_total(UsageHour.charge_nano_usd)).where(
-        UsageHour.organization_id == budget.organization_id,
-        _within(UsageHour.api_key_id, budget),
-        UsageHour.hour >= _first_hour(budget.period, now_us),
-    )
-    held = select(_total(HoldRecord.amount_nano_usd)).where(
-        HoldRecord.organization_id == budget.organization_id,
-        HoldRecord.state == "open",
-        _within(HoldRecord.api_key_id, budget),
-    )
-    row = (await session.execute(select(spent.scalar_subquery(), held.scalar_subquery()))).one()
-    return OpenBudget(budget.limit_nano_usd, row[0], row[1])
-
-
-def _within(
-    column: InstrumentedAttribute[str] | InstrumentedAttribute[str | None], budget: Budget
-) -> ColumnElement[bool]:
-    if budget.api_key_id is not None:
-        return column == budget.api_key_id
-    return column.in_(select(ApiKey.id).where(ApiKey.project_id == budget.project_id))
+    return Call(_STAND_OF_KEY if bound.project_id is None else _STAND_OF_PROJECT, [values])
 
 
 def _first_hour(period: str, now_us: int) -> int:
@@ -169,7 +174,31 @@ def _first_hour(period: str, now_us: int) -> int:
 
 
 def _total(column: InstrumentedAttribute[int]) -> ColumnElement[int]:
-    return cast(func.coalesce(func.sum(column), 0), BigInteger)
+    return cast(func.coalesce(func.sum(column), literal_column("0")), BigInteger)
+
+
+def _standing(of_hour: ColumnElement[bool], of_hold: ColumnElement[bool]) -> Statement:
+    """What was spent in the hours from `:first_hour` on, and what open holds hold."""
+    spent = select(_total(UsageHour.charge_nano_usd)).where(
+        UsageHour.organization_id == bindparam("organization_id"),
+        UsageHour.hour >= bindparam("first_hour"),
+        of_hour,
+    )
+    held = select(_total(HoldRecord.amount_nano_usd)).where(
+        HoldRecord.organization_id == bindparam("organization_id"),
+        HoldRecord.state == OPEN,
+        of_hold,
+    )
+    return Statement.of(select(spent.scalar_subquery(), held.scalar_subquery()))
+
+
+_KEYS_OF_PROJECT = select(ApiKey.id).where(ApiKey.project_id == bindparam("scope"))
+_STAND_OF_KEY = _standing(
+    UsageHour.api_key_id == bindparam("scope"), HoldRecord.api_key_id == bindparam("scope")
+)
+_STAND_OF_PROJECT = _standing(
+    UsageHour.api_key_id.in_(_KEYS_OF_PROJECT), HoldRecord.api_key_id.in_(_KEYS_OF_PROJECT)
+)
 
 
 async def _has_key(session: AsyncSession, organization_id: str, api_key_id: str | None) -> bool:

@@ -31,6 +31,7 @@ from billing.hold_operations import (
 from common.clock import Clock, utc_now_us
 from common.db import Sessions
 from common.errors import PlatformError
+from common.round_trip import begin_late
 
 __all__ = [
     "AdmitHold",
@@ -246,6 +247,7 @@ class HoldWriter:
         is_committing = False
         try:
             async with self._sessions() as session:
+                await begin_late(session)
                 book = await HoldBook.open(session, operations, self._prices, clock=self._clock)
                 answers = [_apply(book, operation) for operation in operations]
                 await book.write(session)

@@ -132,7 +132,7 @@ async def post(
     if amount > 0:
         await _add_lot(session, transaction, amount, posted, lot_kind, expires_at)
     elif amount < 0:
-        lots = (await load_open_lots(session, [organization_id])).get(organization_id, [])
+        lots = await load_open_lots(session, organization_id)
         if is_paid_used_first:
             lots.sort(key=lambda lot: not lot.is_paid)
         if lot_id is not None:

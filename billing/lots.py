@@ -8,26 +8,28 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import BigInteger, bindparam, cast, func, select
+from sqlalchemy import BigInteger, bindparam, cast, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.models import CreditLot
+from common.round_trip import Call, Row, Statement, send_together
 
 LotKind = Literal["promotional", "goodwill", "paid"]
 _NEVER = 2**63 - 1
 
-# Built once, and without the ORM: every charge asks.
 _LOT = CreditLot.__table__.c
-_OPEN_LOTS = select(
-    _LOT.id,
-    _LOT.organization_id,
-    _LOT.kind,
-    _LOT.remaining_nano_usd,
-    _LOT.expires_at,
-    _LOT.created_at,
-).where(
-    _LOT.organization_id.in_(bindparam("organization_ids", expanding=True)),
-    _LOT.remaining_nano_usd > 0,
+_OPEN_LOTS = Statement.of(
+    select(
+        _LOT.id,
+        _LOT.organization_id,
+        _LOT.kind,
+        _LOT.remaining_nano_usd,
+        _LOT.expires_at,
+        _LOT.created_at,
+    ).where(
+        _LOT.organization_id == bindparam("organization_id"),
+        _LOT.remaining_nano_usd > literal_column("0"),
+    )
 )
 
 
@@ -63,18 +65,23 @@ class Use:
     is_paid: bool
 
 
-async def load_open_lots(
-    session: AsyncSession, organization_ids: Iterable[str]
-) -> dict[str, list[OpenLot]]:
-    """Lots with something left, in order of use. The caller has locked the balances."""
-    connection = await session.connection()
-    found = await connection.execute(
-        _OPEN_LOTS, {"organization_ids": sorted(set(organization_ids))}
-    )
+def asking_for_lots(organization_ids: Iterable[str]) -> Call:
+    """Ask for the lots with something left. The balances are locked before."""
+    return Call(_OPEN_LOTS, [{"organization_id": one} for one in sorted(set(organization_ids))])
+
+
+def in_order(rows: Iterable[Row]) -> dict[str, list[OpenLot]]:
+    """What was asked for, by organization and in order of use."""
     lots: dict[str, list[OpenLot]] = {}
-    for lot in sorted((OpenLot(*row) for row in found), key=lambda lot: lot.order):
+    for lot in sorted((OpenLot(*row) for row in rows), key=lambda lot: lot.order):
         lots.setdefault(lot.organization_id, []).append(lot)
     return lots
+
+
+async def load_open_lots(session: AsyncSession, organization_id: str) -> list[OpenLot]:
+    """Lots with something left, in order of use. The caller has locked the balance."""
+    (found,) = await send_together(session, [asking_for_lots([organization_id])])
+    return in_order(found.rows).get(organization_id, [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,12 @@ from typing import Annotated
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
+    ColumnElement,
     ForeignKey,
     Index,
     String,
     UniqueConstraint,
+    literal_column,
     text,
 )
 from sqlalchemy.orm import Mapped, mapped_column
@@ -20,6 +22,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 from common.db import Base
 
 Int64 = Annotated[int, mapped_column(BigInteger)]
+OPEN: ColumnElement[str] = literal_column("'open'")
+"""The state of a hold that the partial indexes are for; as a bound value it would hide them."""
 OrganizationId = Annotated[str, mapped_column(ForeignKey("organizations.id"))]
 
 

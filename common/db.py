@@ -26,6 +26,8 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from common.sqlite import QuickSqlite
 
 SQLITE_BUSY_TIMEOUT_MS = 10_000
+BEGINS_LATE = "begins_late"
+"""An execution option: `common.round_trip` begins the transaction, with its first statements."""
 TRUSTED_FOR_S = 1.0
 """A connection that was used so lately is taken for alive."""
 
@@ -89,7 +91,10 @@ def create_engine(database_url: str) -> AsyncEngine:
 
     @event.listens_for(engine.sync_engine, "begin")
     def _begin(connection: Any) -> None:
-        if connection.get_execution_options().get("read_only"):
+        options = connection.get_execution_options()
+        if options.get(BEGINS_LATE):
+            return
+        if options.get("read_only"):
             connection.exec_driver_sql("BEGIN")
         else:
             connection.exec_driver_sql("BEGIN IMMEDIATE")

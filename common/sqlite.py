@@ -2,13 +2,14 @@
 
 aiosqlite gives a thread to each connection. SQLAlchemy's adapter goes there four times for a SELECT
 (cursor, execute, fetch, close) and once more for a rollback of nothing: nineteen visits for one hold,
-each of which wakes two threads. Here the rows come back with the statement, and a hold takes seven.
+each of which wakes two threads. Here the rows come back with the statement.
 """
 
 import sqlite3
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import aiosqlite
 from sqlalchemy.dialects.sqlite.aiosqlite import (
@@ -17,6 +18,17 @@ from sqlalchemy.dialects.sqlite.aiosqlite import (
     AsyncAdapt_aiosqlite_dbapi,
 )
 from sqlalchemy.util import EMPTY_DICT
+
+Result = TypeVar("Result")
+
+
+async def visit(
+    connection: aiosqlite.Connection, work: Callable[..., Result], *arguments: Any
+) -> Result:
+    """Run `work(raw connection, *arguments)` in the connection's thread."""
+    visited: Any = connection  # of its own API only single statements are public
+    result: Result = await visited._execute(work, visited._conn, *arguments)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +58,18 @@ class _Cursor(AsyncAdapt_aiosqlite_cursor):
         self._cursor: Any = _Finished()
 
     async def _execute_async(self, operation: Any, parameters: Any) -> Any:
-        return await self._visit(lambda raw: raw.execute(operation, parameters or ()))
+        await self._visit(lambda raw: raw.execute(operation, parameters or ()))
 
     async def _executemany_async(self, operation: Any, seq_of_parameters: Any) -> Any:
-        return await self._visit(lambda raw: raw.executemany(operation, seq_of_parameters))
+        await self._visit(lambda raw: raw.executemany(operation, seq_of_parameters))
 
     async def _visit(self, work: Any) -> None:
         async with self._adapt_connection._execute_mutex:
-            connection: Any = self._connection
-            raw = connection._conn
-            self._cursor, rows = await connection._execute(_finish, work, raw)
+            self._cursor, rows = await visit(cast(Any, self._connection), _finish, work)
             self._rows = deque(rows)
 
 
-def _finish(work: Any, raw: sqlite3.Connection) -> tuple[_Finished, list[Any]]:
+def _finish(raw: sqlite3.Connection, work: Any) -> tuple[_Finished, list[Any]]:
     """Runs in the connection's thread."""
     cursor = work(raw)
     rows = cursor.fetchall() if cursor.description else []

@@ -15,9 +15,12 @@ from common.db import Base
 
 def insert_for(session: AsyncSession, table: type[Base]) -> sqlite.Insert | postgresql.Insert:
     """An INSERT of the session's own dialect, which knows `on_conflict_do_…`."""
-    if session.get_bind().dialect.name == "sqlite":
-        return sqlite.insert(table)
-    return postgresql.insert(table)
+    return insert_of(session.get_bind().dialect.name, table)
+
+
+def insert_of(dialect: str, table: type[Base]) -> sqlite.Insert | postgresql.Insert:
+    """The same by the dialect's name."""
+    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
 
 
 async def insert_or_ignore(

@@ -168,7 +168,46 @@ BOUNDS = [
             "- self.held_nano_usd",
         ),
         ("a total begins anew every day", 'if period == "total":', "if False:"),
-        ("a project's budget bounds nothing", '"project_ids": project_ids', '"project_ids": []'),
+    ),
+    *_of(
+        "book_reader",
+        BUDGETS,
+        (
+            "a key's budget bounds nothing",
+            "    if key_period is not None:",
+            "    if False:",
+        ),
+        (
+            "a project's budget bounds nothing",
+            "    if project_period is not None:",
+            "    if False:",
+        ),
+    ),
+    *_of(
+        "book_reader",
+        "tests/billing/test_extensions.py",
+        (
+            "an extension asks no key",
+            "key_ids |= {hold.api_key_id for hold in _of(ExtendHold, operations, holds)}",
+            "key_ids |= set()",
+        ),
+    ),
+]
+
+TOGETHER = [
+    Mutant(
+        "a transaction never begins",
+        "common/round_trip.py",
+        '        raw.execute("BEGIN IMMEDIATE")\n',
+        "        pass\n",
+        "tests/common/test_round_trip.py",
+    ),
+    Mutant(
+        "a guarded update is not counted",
+        "common/round_trip.py",
+        "            changed += cursor.rowcount\n",
+        "            changed += 1\n",
+        "tests/common/test_round_trip.py",
     ),
 ]
 
@@ -406,4 +445,4 @@ ENDS = [
     ),
 ]
 
-MUTANTS = [*RESEARCH, *SLICES, *LOTS_AND_PRICES, *BOUNDS, *RETURNED, *PAID_IN, *ENDS]
+MUTANTS = [*RESEARCH, *SLICES, *LOTS_AND_PRICES, *BOUNDS, *TOGETHER, *RETURNED, *PAID_IN, *ENDS]
