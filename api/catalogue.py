@@ -31,6 +31,13 @@ class Listing:
 
     model: HostedModel
     price: Price
+    base: HostedModel | None = None
+    """What the model is an adapter of, if it is one."""
+
+    @property
+    def text_model(self) -> HostedModel:
+        """The model whose tokenizer and template it speaks with."""
+        return self.base or self.model
 
     def require(self, kind: ModelKind) -> "Listing":
         """This listing, if it answers with what is asked for. Raises InvalidRequest."""
@@ -88,10 +95,11 @@ class Catalogue:
             prices = await pricing.current_prices(session)
             # Kept beyond the transaction, whose end would expire what belongs to it.
             session.expunge_all()
+        live = {model.name: model for model in models}
         self._listings = {
-            model.name: Listing(model, prices[model.name])
+            model.name: Listing(model, prices[model.name], live.get(model.base or ""))
             for model in models
-            if model.name in prices
+            if model.name in prices and (model.base is None or model.base in live)
         }
         self._unpriced = frozenset(model.name for model in models if model.name not in prices)
         self._read_at = read_at

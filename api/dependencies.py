@@ -170,7 +170,7 @@ async def _preload(services: Services) -> None:
     """Load the tokenizers of the live models before their first requests wait for them."""
     for listing in (await services.catalogue.listings()).values():
         try:
-            await services.tokenizers.get(listing.model)
+            await services.tokenizers.get(listing.text_model)
         except (PlatformError, OSError, ValueError) as error:
             log.warning("tokenizer_not_loaded", model=listing.model.name, error=str(error))
 

@@ -141,7 +141,7 @@ async def take_in(services: Services, arrival: Arrival, body: SamplingBody) -> I
     """Find the model that `body` asks for. Raises ModelNotFound, and InvalidRequest for one that
     does not write."""
     listing = (await services.catalogue.find(body.model)).require("generate")
-    loaded = await services.tokenizers.get(listing.model)
+    loaded = await services.tokenizers.get(listing.text_model)
     return Intake(
         services, arrival, body, listing, loaded, await _context_length(services, listing)
     )

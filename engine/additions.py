@@ -15,6 +15,7 @@ from common.clock import utc_now_us
 from common.db import Base
 from common.ids import new_id
 from engine.catalog import HostedModel
+from engine.catalog import find as find_model
 from engine.errors import AdditionNotFound, AdditionRefused
 
 AdditionState = Literal["waiting", "fetching", "checking", "loading", "testing", "live", "failed"]
@@ -42,6 +43,8 @@ class ModelAddition(Base):
     description: Mapped[str] = mapped_column(String(1000))
     licence: Mapped[str] = mapped_column(String(100))
     """What the operator says it is; empty: what the checkpoint says counts."""
+    base: Mapped[str] = mapped_column(String(200))
+    """The hosted model that it is an adapter of, where the operator says it."""
     terms: Mapped[str] = mapped_column(String(1000))
     """What is to be set with it when it goes live, in the words of whoever asked: prices as JSON."""
     state: Mapped[str] = mapped_column(String(16))
@@ -59,9 +62,10 @@ async def ask(
     name: str = "",
     description: str = "",
     licence: str = "",
+    base: str = "",
     terms: str,
 ) -> ModelAddition:
-    """Put an addition in line. Raises AdditionRefused."""
+    """Put an addition in line. Raises AdditionRefused, ModelNotFound where its base is not hosted."""
     waiting = await unfinished(session)
     if any(source == other.source or (name and name == other.name) for other in waiting):
         raise AdditionRefused(f"{name or source} is being added already.")
@@ -69,6 +73,8 @@ async def ask(
         raise AdditionRefused(f"{MAX_OPEN} models are being added already.")
     if name:
         await refuse_hosted(session, name)
+    if base:
+        await find_model(session, base)
     now = utc_now_us()
     addition = ModelAddition(
         id=new_id("addition"),
@@ -76,6 +82,7 @@ async def ask(
         name=name,
         description=description,
         licence=licence,
+        base=base,
         terms=terms,
         state="waiting",
         failed_step=None,

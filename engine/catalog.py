@@ -14,7 +14,7 @@ from common.clock import utc_now_us
 from common.db import Base
 from common.errors import PlatformError
 from common.ids import new_id
-from engine.errors import ModelNotFound
+from engine.errors import ModelHasAdapters, ModelNotFound
 from engine.pooling import ModelKind
 
 ModelState = Literal["live", "draining", "removed"]
@@ -47,6 +47,8 @@ class HostedModel(Base):
     description: Mapped[str] = mapped_column(String(1000))
     kind: Mapped[str] = mapped_column(String(16))
     """What it answers with: see `engine.pooling.ModelKind`."""
+    base: Mapped[str | None] = mapped_column(String(200))
+    """The public name of the model that this is an adapter of; its tokenizer is that one's."""
     state: Mapped[str] = mapped_column(String(16))
     created_at: Mapped[int] = mapped_column(BigInteger)
 
@@ -80,8 +82,9 @@ async def add_model(
     dtype: str,
     description: str = "",
     kind: ModelKind = "generate",
+    base: str | None = None,
 ) -> HostedModel:
-    """Host a model, or host it anew from another path or revision."""
+    """Host a model, or host it anew from another path or revision. An adapter names its `base`."""
     model = await session.scalar(select(HostedModel).where(HostedModel.name == name))
     if model is None:
         model = HostedModel(id=new_id("model"), name=name, created_at=utc_now_us())
@@ -93,6 +96,7 @@ async def add_model(
     model.dtype = dtype
     model.description = description
     model.kind = kind
+    model.base = base
     model.state = "live"
     await session.flush()
     return model
@@ -124,14 +128,28 @@ async def find(session: AsyncSession, name: str, *states: ModelState) -> HostedM
 
 
 async def set_state(session: AsyncSession, name: str, state: ModelState) -> HostedModel:
-    """Drain or remove a model, or make it live again. Raises ModelNotFound."""
+    """Drain or remove a model, or make it live again.
+
+    Raises ModelNotFound, and ModelHasAdapters where live adapters would lose their base.
+    """
     assert state in get_args(ModelState), state
     model = await session.scalar(select(HostedModel).where(HostedModel.name == name))
     if model is None:
         raise ModelNotFound(f"There is no hosted model '{name}'.", model=name)
+    if state != "live":
+        await _refuse_with_adapters(session, name)
     model.state = state
     await session.flush()
     return model
+
+
+async def _refuse_with_adapters(session: AsyncSession, name: str) -> None:
+    query = select(HostedModel.name).where(HostedModel.base == name, HostedModel.state == "live")
+    adapters = list(await session.scalars(query.order_by(HostedModel.name)))
+    if adapters:
+        raise ModelHasAdapters(
+            f"{name} serves adapters: drain or remove {', '.join(adapters)} first.", model=name
+        )
 
 
 async def request_model(

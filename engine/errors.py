@@ -7,6 +7,7 @@ EngineError
 ├── TemplateRejected      the model's chat template refused these messages (400)
 ├── RequestLost           the worker died or the stream has a gap (our fault)
 ├── ModelRefused          a checkpoint that cannot be hosted; the message says why
+├── ModelHasAdapters      it is the base of others that are live
 ├── AdditionRefused       the model is hosted, or on its way, already
 ├── AdditionNotFound      nobody has asked for this model to be added
 └── SimulationRefused     what a simulation was asked for makes no sense
@@ -43,6 +44,10 @@ class RequestLost(EngineError):
 
 class ModelRefused(EngineError):
     code = "model_refused"
+
+
+class ModelHasAdapters(EngineError):
+    code = "model_has_adapters"
 
 
 class AdditionRefused(EngineError):

@@ -52,7 +52,7 @@ async def order_of(
 ) -> tuple[PooledOrder, Pooling]:
     """The order for a body. Raises InvalidRequest, ModelNotFound, PromptTooLong."""
     listing = (await services.catalogue.find(body.model)).require("embed")
-    loaded = await services.tokenizers.get(listing.model)
+    loaded = await services.tokenizers.get(listing.text_model)
     reader = InputReader(loaded, is_cut=body.truncate, param="input")
     pooling = reader.pooling
     if body.dimensions is not None and body.dimensions > pooling.dimension:

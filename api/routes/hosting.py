@@ -22,7 +22,7 @@ router = APIRouter(tags=["administration"])
 @router.post(
     "/v1/admin/models",
     status_code=202,
-    responses=errors(400, 401, 403),
+    responses=errors(400, 401, 403, 404),
     openapi_extra=body_of(AddModelBody),
 )
 async def add_model(
@@ -39,6 +39,7 @@ async def add_model(
             name=body.name or "",
             description=body.description,
             licence=body.licence,
+            base=body.base or "",
             terms=terms.encode(),
         )
         return _object(addition)

@@ -55,5 +55,5 @@ async def count_tokens(
     """The exact length of a prompt, as `/v1/messages` would count it."""
     body = await read(request, CountTokensBody, services)
     listing = await services.catalogue.find(body.model)
-    loaded = await services.tokenizers.get(listing.model)
+    loaded = await services.tokenizers.get(listing.text_model)
     return TokenCount(input_tokens=len(await loaded.encode_chat(body.conversation())))

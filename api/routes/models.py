@@ -43,6 +43,8 @@ class ModelObject(ResponseBody):
     type: str = "model"
     kind: str = "generate"
     """`generate`, `embed` or `rerank`: which routes it answers at."""
+    parent: str | None = None
+    """The model that this is an adapter of."""
     display_name: str
     created_at: datetime
     name: str
@@ -103,6 +105,7 @@ def model_object(listing: Listing) -> ModelObject:
     own = {} if is_writing else WITHOUT_OUTPUT | {"output_modalities": MODALITIES[model.kind]}
     return ModelObject(
         kind=model.kind,
+        parent=model.base,
         id=model.name,
         created=model.created_at // 1_000_000,
         owned_by=model.name.split("/")[0],

@@ -42,7 +42,7 @@ async def order_of(
 ) -> PooledOrder:
     """The order for a body. Raises InvalidRequest, ModelNotFound, PromptTooLong."""
     listing = (await services.catalogue.find(body.model)).require("rerank")
-    loaded = await services.tokenizers.get(listing.model)
+    loaded = await services.tokenizers.get(listing.text_model)
     pairs = [(body.query, text) for text in body.texts]
     reader = InputReader(loaded, is_cut=body.truncate, param="documents")
     inputs = await reader.read_texts(pairs)

@@ -22,6 +22,8 @@ class AddModelBody(RequestBody):
     description: str = Field(default="", max_length=1_000)
     licence: str = Field(default="", max_length=100)
     """Where the checkpoint names none."""
+    base: Line | None = None
+    """The hosted model that it is a LoRA adapter of."""
 
 
 class AdditionObject(ResponseBody):

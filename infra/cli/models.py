@@ -47,6 +47,7 @@ def add(
     licence: Annotated[
         str, typer.Option(help="Its licence, where the checkpoint names none.")
     ] = "",
+    base: Annotated[str, typer.Option(help="The hosted model that it is a LoRA adapter of.")] = "",
 ) -> None:
     """Host a model: fetched, checked, loaded and tested beside all that runs, then callable."""
     var = InfraSettings().var.resolve()
@@ -60,6 +61,7 @@ def add(
             name=name,
             description=description,
             licence=licence,
+            base=base,
             terms=terms.encode(),
         )
         return addition.id
@@ -164,6 +166,7 @@ def show(name: Name) -> None:
             "revision": model.revision,
             "architecture": model.architecture,
             "context": f"{model.context_length:,} tokens",
+            "adapter of": model.base or "-",
             "description": model.description,
         }
         return facts, (await pricing.current_prices(session)).get(name)

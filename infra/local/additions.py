@@ -17,12 +17,15 @@ from billing.pricing import Terms
 from common.db import Sessions, read_only
 from common.errors import PlatformError
 from engine import additions, catalog
+from engine.adapter_config import is_adapter
 from engine.additions import AdditionState, ModelAddition
 from engine.broker.gateway import GatewayBroker
+from engine.catalog import HostedModel
 from engine.worker.hosting import Hosting
+from infra.local.adapter_inspection import base_of, inspect_adapter
 from infra.local.checkpoints import Checkpoint, fetch
 from infra.local.fleet import Fleet
-from infra.local.inspection import Inspection, inspect
+from infra.local.inspection import Inspection, inspect, worker_dtype
 from infra.local.smoke_test import SmokeTest
 
 logger = structlog.get_logger(__name__)
@@ -67,11 +70,12 @@ class Additions:
                 created = checkpoint.directory
             name = name or checkpoint.name
             await self._note(addition, "checking", "reading its files", name=name)
-            inspection = await self._check(addition, name, checkpoint.directory)
+            inspection, base = await self._check(addition, name, checkpoint.directory)
             await self._note(addition, "loading", inspection.fit)
-            hosting = Hosting(name, str(checkpoint.directory), inspection.facts.revision)
+            directory = str(checkpoint.directory)
+            hosting = Hosting(name, directory, inspection.facts.revision, base.name if base else "")
             self.fleet.candidate = hosting
-            test = SmokeTest(self.broker, name, checkpoint.directory)
+            test = SmokeTest(self.broker, name, Path(base.path if base else directory))
             report = (await test.load(LOAD_TIMEOUT_S)).load_report
             await self._note(addition, "testing", report)
             answer = await test.run()
@@ -103,11 +107,22 @@ class Additions:
             self._progress.pop(addition.id, None)
         return await fetching
 
-    async def _check(self, addition: ModelAddition, name: str, directory: Path) -> Inspection:
+    async def _check(
+        self, addition: ModelAddition, name: str, directory: Path
+    ) -> tuple[Inspection, HostedModel | None]:
+        """What is known of its files, and its base if it is an adapter."""
+        base = None
         async with read_only(self.sessions) as session:
             await additions.refuse_hosted(session, name)
+            if addition.base or is_adapter(directory):
+                base = await catalog.find(session, base_of(directory, addition.base))
+                session.expunge(base)
         beats = await self.broker.heartbeats(None)
-        return await asyncio.to_thread(inspect, directory, addition.licence, beats)
+        if base is None:
+            return await asyncio.to_thread(inspect, directory, addition.licence, beats), None
+        dtype = worker_dtype(beats)
+        found = await asyncio.to_thread(inspect_adapter, directory, addition.licence, base, dtype)
+        return found, base
 
     async def _go_live(
         self, addition: ModelAddition, hosting: Hosting, inspection: Inspection, detail: str
@@ -133,6 +148,7 @@ class Additions:
                 dtype=facts.dtype,
                 description=addition.description,
                 kind=facts.kind,
+                base=hosting.base or None,
             )
             await catalog.answer_requests(session, hosting.name)
             await additions.note(

@@ -57,7 +57,9 @@ class Fleet:
 
     async def reconcile(self, models: Sequence[HostedModel]) -> None:
         """Tell the workers what changed; start them the first time."""
-        hostings = [Hosting(model.name, model.path, model.revision) for model in models]
+        hostings = [
+            Hosting(model.name, model.path, model.revision, model.base or "") for model in models
+        ]
         if self.candidate is not None and self.candidate.name in {each.name for each in hostings}:
             self.candidate = None  # it is live
         if self.candidate is not None:

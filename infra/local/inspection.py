@@ -38,11 +38,16 @@ def inspect(directory: Path, licence: str, beats: Sequence[Heartbeat]) -> Inspec
     if config.get("auto_map"):
         raise ModelRefused("the checkpoint brings code of its own, and that is never run")
     licence = licence or read_licence(directory)
-    dtype = next((beat.dtype for beat in beats if beat.dtype), "fp32")
+    dtype = worker_dtype(beats)
     if facts.kind != "generate":
         dtype = "fp32"  # as the engine loads what pools
     footprint = read_footprint(directory, BYTES_PER_ELEMENT[dtype])
     return Inspection(facts, footprint, licence, _fit(footprint, dtype, beats))
+
+
+def worker_dtype(beats: Sequence[Heartbeat]) -> str:
+    """The precision in which the workers compute what writes."""
+    return next((beat.dtype for beat in beats if beat.dtype in BYTES_PER_ELEMENT), "fp32")
 
 
 def read_licence(directory: Path) -> str:

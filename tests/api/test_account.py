@@ -184,6 +184,8 @@ async def test_an_operator_asks_for_a_model_and_sees_how_far_it_has_come(each: P
         response = await each.post("/v1/admin/models", body | change, customer=operator)
         error = assert_envelope(response, 400)
         assert param is None or error["param"] == param
+    orphan = await each.post("/v1/admin/models", body | {"base": "no/body"}, customer=operator)
+    assert "no hosted model 'no/body'" in assert_envelope(orphan, 404)["message"]
     response = await each.post("/v1/admin/models", body, customer=operator)
     assert response.status_code == 202, response.text
     addition = response.json()

@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from redis.asyncio import Redis
+from safetensors.torch import load_file, save_file
 
 from billing import pricing
 from common.db import create_engine, create_sessions
@@ -16,7 +18,7 @@ from engine import additions, catalog
 from engine.additions import ModelAddition
 from engine.broker.gateway import GatewayBroker
 from engine.broker.settings import BrokerSettings
-from engine.errors import AdditionRefused, ModelRefused
+from engine.errors import AdditionRefused, ModelHasAdapters, ModelRefused
 from engine.messages import Heartbeat
 from engine.tokenization import Tokenizer
 from infra.connections import open_broker
@@ -25,6 +27,7 @@ from infra.local.additions import Additions
 from infra.local.fleet import Fleet
 from infra.local.smoke_test import SmokeTest
 from kernels.cpu.build import NATIVE
+from tests.engine.lora import save_adapter
 from tests.engine.test_several_models import Worker
 from tests.engine.tiny import save_tiny
 from tests.engine.tiny_pooled import save_pooled, write_stages
@@ -140,6 +143,53 @@ async def test_models_that_pool_are_added_like_any_other(
             assert (model.kind, model.context_length) == (kind, 160)
         (beat,) = await platform.runner.broker.heartbeats("org/embedder")
         assert beat.load_report.startswith("embed: mean pooling, normalised")
+
+
+@pytest.mark.slow
+async def test_an_adapter_is_added_to_its_base_and_keeps_it_hosted(
+    sqlite_url: str, clean_redis: str, tmp_path: Path
+) -> None:
+    base, other = checkpoint(tmp_path / "org--base"), checkpoint(tmp_path / "other")
+    for name, own in (("org--tuned", base), ("foreign", other)):
+        save_adapter(own, tmp_path / name, base_model_name_or_path="org/base")
+        (tmp_path / name / "README.md").write_text("---\nlicense: mit\n---\n")
+    path = tmp_path / "foreign" / "adapter_model.safetensors"
+    tensors = {
+        name: torch.cat([x, x]) if "_B" in name else x for name, x in load_file(path).items()
+    }
+    save_file(tensors, path)
+    async with hosts(sqlite_url, clean_redis, tmp_path) as platform:
+        early = await platform.add(tmp_path / "org--tuned")
+        assert (early.state, early.failed_step) == ("failed", "checking")
+        assert early.detail == "There is no hosted model 'org/base'."
+        assert (await platform.add(base)).state == "live"
+        added = await platform.add(tmp_path / "org--tuned")
+        assert (added.state, added.name) == ("live", "org/tuned"), added.detail
+        assert added.detail.startswith(
+            "adapter of org/base, added to the rows of its requests; fused"
+        )
+        assert "licence: mit" in added.detail
+        foreign = await platform.add(tmp_path / "foreign", base="org/base")
+        assert (foreign.state, foreign.failed_step) == ("failed", "loading")
+        assert "the adapter was made for another base" in foreign.detail
+        chained = await platform.add(tmp_path / "foreign", base="org/tuned")
+        assert chained.detail == "org/tuned is an adapter itself: name its base, org/base"
+        plain = await platform.add(other, base="org/base")
+        assert plain.detail.endswith("has no adapter_config.json")
+        async with platform.sessions.begin() as session:
+            tuned = await catalog.find(session, "org/tuned")
+            assert (tuned.base, tuned.kind, tuned.context_length) == ("org/base", "generate", 1024)
+            assert (await pricing.current_price(session, "org/tuned")).output_nano_usd_per_million
+            with pytest.raises(ModelHasAdapters, match="drain or remove org/tuned first"):
+                await catalog.set_state(session, "org/base", "draining")
+            await catalog.set_state(session, "org/tuned", "removed")
+        async with asyncio.timeout(10):
+            while await platform.runner.broker.heartbeats("org/tuned"):
+                await asyncio.sleep(0.1)
+        (beat,) = await platform.runner.broker.heartbeats("org/base")
+        assert beat.state == "ready", "the base went on"
+        async with platform.sessions.begin() as session:
+            await catalog.set_state(session, "org/base", "draining")
 
 
 def beat_of(total: int, free: int) -> Heartbeat:
