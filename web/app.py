@@ -8,7 +8,19 @@ from starlette.routing import Route
 from web.dependencies import get_posted_form
 from web.failures import add_failure_pages
 from web.pages import Pages
-from web.routes import billing, docs, home, keys, login, models, signup, status, usage, verify
+from web.routes import (
+    billing,
+    docs,
+    home,
+    keys,
+    login,
+    models,
+    playground,
+    signup,
+    status,
+    usage,
+    verify,
+)
 from web.security import SecurityHeaders
 from web.services import WebServices
 from web.static_files import StaticFiles
@@ -32,7 +44,19 @@ def create_app(services: WebServices) -> FastAPI:
     static = StaticFiles(STATIC)
     app.state.services = services
     app.state.pages = Pages(settings, static)
-    for group in (home, signup, verify, login, usage, billing, keys, models, docs, status):
+    for group in (
+        home,
+        signup,
+        verify,
+        login,
+        usage,
+        billing,
+        keys,
+        models,
+        playground,
+        docs,
+        status,
+    ):
         app.include_router(group.router)
     app.router.routes.append(Route("/static/{name}", static.serve, methods=["GET"]))
     add_failure_pages(app, settings)

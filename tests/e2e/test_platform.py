@@ -182,6 +182,43 @@ def test_a_newcomer_signs_up_in_the_browser_and_uses_the_key(
     page.close()
 
 
+@pytest.mark.browser
+def test_the_playground_streams_an_answer_with_its_cost(
+    platform: RunningPlatform, browser: Any
+) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(15_000)
+    faults: list[Any] = []
+    page.on("pageerror", lambda fault: faults.append(fault))  # noqa: PLW0108 - it marks functions
+    page.goto(f"{platform.origin}/playground?model={MODEL}")
+    turns = page.locator(".turn:not(.own)")
+
+    def ask(question: str, key: str) -> None:
+        page.get_by_label("API key").fill(key)
+        page.get_by_label("Your message").fill(question)
+        page.get_by_label("Your message").press("Control+Enter")
+        page.get_by_role("button", name="Stop").wait_for(state="hidden")
+
+    page.get_by_label("Max tokens").fill("12")
+    ask("What is the capital of France?", "sk_ncompass_wrong")
+    assert "API key" in turns.nth(0).get_by_role("alert").inner_text()
+    assert page.get_by_label("Your message").input_value() == "What is the capital of France?"
+
+    page.get_by_role("button", name="Start over").click()
+    ask("What is the capital of France?", platform.ready["api_key"])
+    facts = turns.nth(0).locator(".turn-facts").inner_text()
+    assert re.search(
+        r"first token \d+ ms · [\d.]+ tokens/s · \d+ \+ \d+ tokens · \$0\.\d{9} ", facts
+    )
+    first = int(re.search(r"(\d+) \+", facts).group(1))
+    assert turns.nth(0).locator(".turn-said").inner_text()
+    ask("And of Italy?", platform.ready["api_key"])
+    second = int(re.search(r"(\d+) \+", turns.nth(1).locator(".turn-facts").inner_text()).group(1))
+    assert second > first + 12  # the first question and its answer went with the second
+    assert faults == []
+    page.close()
+
+
 def test_sixty_four_streams_at_once_are_all_answered_alike(platform: RunningPlatform) -> None:
     client = client_of(platform)
 

@@ -223,6 +223,7 @@ def test_pages_fit_their_screen_and_can_be_read(
         "/billing",
         "/keys",
         "/models",
+        "/playground",
         f"/models/{MODEL}",
         "/docs/quickstart",
         "/status",

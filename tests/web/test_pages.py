@@ -15,7 +15,10 @@ from tests.web.site import KEY, MODEL, ORIGIN, PASSWORD, Site, Tab, make_service
 from tests.web.test_isolation import organization_of
 from web.failures import FAILURES
 
-PUBLIC = ["/", "/signup", "/login", "/models", f"/models/{MODEL}", "/docs/quickstart", "/status"]
+PUBLIC = [
+    *("/", "/signup", "/login", "/models", f"/models/{MODEL}"),
+    *("/playground", "/docs/quickstart", "/status"),
+]
 PRIVATE = ["/welcome", "/usage", "/billing", "/keys"]
 
 
