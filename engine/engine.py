@@ -5,7 +5,7 @@ Not for two threads: the worker's engine thread owns it.
 """
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +18,7 @@ from engine.batch import StepBatch
 from engine.cost_model import key_when_taken
 from engine.costs.step_meter import NO_STEPS, StepMeter, StepTotals
 from engine.errors import ModelRefused
+from engine.flight import Flight, Pending
 from engine.messages import (
     CostModel,
     FinishReason,
@@ -99,10 +100,14 @@ class Runner(Protocol):
     def is_pooling(self) -> bool:
         """Whether it answers whole prompts with vectors, and never with tokens."""
 
-    def run(
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the next step may start before the result of the last one is known."""
+
+    def start(
         self, batch: StepBatch, slots: SlotTable, adjusted: list[tuple[int, Sequence]]
-    ) -> Sampled:
-        """Compute the batch, and what is wanted of its sample rows."""
+    ) -> Pending:
+        """Compute the batch, and what is wanted of its sample rows; the result may come later."""
 
 
 class Engine:
@@ -137,6 +142,9 @@ class Engine:
         self._meter = StepMeter(cost_model)
         self._open_choices: Counter[str] = Counter()
         self._batch: StepBatch | None = None
+        self._flights: deque[Flight] = deque()
+        """Steps whose results are not known yet: one at most between two calls of `step`."""
+        self._landed_us = 0
         self._output = StepOutput(step=0)
         self._adapters: dict[str, int] = {}
         """Numbers of the adapters by the models' names that requests ask for."""
@@ -148,7 +156,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would compute something or has something to say."""
-        return self._scheduler.has_work or bool(self._output.frames or self._output.finished)
+        has_news = bool(self._flights or self._output.frames or self._output.finished)
+        return has_news or self._scheduler.has_work
 
     @property
     def prefill_key(self) -> float | None:
@@ -207,7 +216,10 @@ class Engine:
         problem = self._problem_with(request)
         queued_us = max(0, self._utc_now_us() - request.arrival_ms * 1_000)
         key = key_when_taken(request.key, waited_s=queued_us / 1e6)
-        request = msgspec.structs.replace(request, key=key)
+        room = self.context_length - len(request.prompt_token_ids)
+        request = msgspec.structs.replace(
+            request, key=key, max_tokens=min(request.max_tokens, room)
+        )
         sequences = Sequence.all_of(request, self._now_us(), may_fork=self._may_fork)
         self._open_choices[request.request_id] = sum(each.num_choices for each in sequences)
         if not sequences:
@@ -227,9 +239,8 @@ class Engine:
     def extend(self, request_id: str, authorized_tokens: int) -> None:
         """Move a request's fence; what stood at it goes on. A lower fence changes nothing."""
         for sequence in self._sequences_of(request_id):
-            sequence.authorized_tokens = max(sequence.authorized_tokens, authorized_tokens)
-            if sequence in self._scheduler.parked and not sequence.is_at_fence:
-                self._scheduler.unpark(sequence)
+            fence = max(sequence.authorized_tokens, authorized_tokens)
+            self._scheduler.move_fence(sequence, fence)
 
     def refuse(self, request: GenerateRequest, reason: str, *, is_callers_fault: bool) -> None:
         """Answer a request that was never added: it cannot be served."""
@@ -252,17 +263,32 @@ class Engine:
                 self._end(sequence, "abort", is_silent=True)
 
     def step(self) -> StepOutput:
-        """Compute the next batch. Whatever it raises, `abandon` puts the engine right again."""
+        """Compute the next batch. Whatever it raises, `abandon` puts the engine right again.
+
+        A runner that is ahead computes it while the result of the batch before is told.
+        """
+        if self._scheduler.must_know_tokens:
+            self._land_until(0)
         batch = self._schedule()
-        sampled = self._runner.run(batch, self._scheduler.slots, self._scheduler.adjusted(batch))
-        return self._postprocess(batch, sampled)
+        if not batch.is_empty:
+            self._launch(batch)
+        is_ahead = self._runner.is_ahead and not batch.is_empty and not batch.prompt_spans
+        self._land_until(1 if is_ahead else 0)
+        return self._hand_over()
 
     def abandon(self, error: str) -> StepOutput:
         """The step failed: end its sequences with an error; the others go on."""
         scheduler = self._scheduler
-        members = scheduler.sequences() if self._batch is None else scheduler.members(self._batch)
-        for sequence in members:
-            self._end(sequence, "error", error=error)
+        members = [each for flight in self._flights for each in flight.crew.sequences]
+        if self._batch is not None:
+            members += scheduler.members(self._batch)
+        elif not self._flights:
+            members = scheduler.sequences()
+        self._flights.clear()
+        open_ones = set(scheduler.sequences())
+        for sequence in dict.fromkeys(members):
+            if sequence in open_ones:
+                self._end(sequence, "error", error=error)
         if scheduler.problems():
             for sequence in scheduler.sequences():
                 self._end(sequence, "error", error=error)
@@ -297,31 +323,52 @@ class Engine:
         self._batch = self._scheduler.schedule(self._now_us())
         return self._batch
 
-    def _postprocess(self, batch: StepBatch, sampled: Sampled) -> StepOutput:
+    def _launch(self, batch: StepBatch) -> None:
+        scheduler = self._scheduler
+        pending = self._runner.start(batch, scheduler.slots, scheduler.adjusted(batch))
+        self._flights.append(Flight(batch, scheduler.launch(batch), pending))
+
+    def _land_until(self, num_left: int) -> None:
+        while len(self._flights) > num_left:
+            flight = self._flights[0]
+            self._postprocess(flight, flight.pending.result())
+            self._flights.popleft()
+
+    def _postprocess(self, flight: Flight, sampled: Sampled) -> None:
         now_us = self._now_us()
-        self._scheduler.advance(batch)
-        if not batch.is_empty:
-            self._num_steps += 1
-            self._num_prefill_tokens += batch.num_prefill_tokens
-            seconds = (now_us - batch.scheduled_us) / 1e6
-            self._meter.observe(batch, seconds)
-            charges = charge_step(self._scheduler, batch, self.cost_model, seconds)
-            self._waits.note(charges, batch.scheduled_us, now_us)
-            self._scheduler.use.note(charges)
-            self._output.charges = charges
+        batch = flight.batch
+        is_there = self._scheduler.land(batch, flight.crew)
+        self._num_steps += 1
+        self._num_prefill_tokens += batch.num_prefill_tokens
+        began_us = max(batch.scheduled_us, self._landed_us)
+        self._landed_us = now_us
+        self._note_seconds(flight, began_us, now_us)
         for span, told in zip(batch.prompt_spans, sampled.prompt_logprobs, strict=True):
             self._tell_prompt(span.sequence, told)
-        self._end_failed(batch, sampled)
-        rows = np.flatnonzero(sampled.token_ids >= 0)
+        if sampled.vectors:
+            for slot, vector in zip(batch.sample_slots.tolist(), sampled.vectors, strict=True):
+                self._answer(self._scheduler.in_slot(slot), vector, now_us)
+            return
+        for row in np.flatnonzero((sampled.token_ids < 0) & is_there).tolist():
+            sequence = self._scheduler.in_slot(int(batch.sample_slots[row]))
+            self._end(sequence, "error", error="the model computed no finite logit")
+        rows = np.flatnonzero((sampled.token_ids >= 0) & is_there)
         tokens = sampled.token_ids[rows]
         sequences = self._scheduler.append(batch.sample_slots[rows], tokens, now_us)
         self._num_output_tokens += len(sequences)
         logprobs = sampled.logprobs
         for row, sequence, token in zip(rows.tolist(), sequences, tokens.tolist(), strict=True):
             self._accept(sequence, token, logprobs.get(row), now_us)
-        for slot, vector in zip(batch.sample_slots.tolist(), sampled.vectors, strict=False):
-            self._answer(self._scheduler.in_slot(slot), vector, now_us)
-        return self._hand_over()
+
+    def _note_seconds(self, flight: Flight, began_us: int, now_us: int) -> None:
+        """What the step took, and whose it was."""
+        batch, seconds = flight.batch, (now_us - began_us) / 1e6
+        self._meter.observe(batch, seconds)
+        charges = charge_step(flight.crew.sequences, batch, self.cost_model, seconds)
+        self._waits.note(charges, began_us, now_us)
+        self._scheduler.use.note(charges)
+        for tenant, share in charges.items():
+            self._output.charges[tenant] = self._output.charges.get(tenant, 0.0) + share
 
     def _answer(self, sequence: Sequence, vector: bytes | None, now_us: int) -> None:
         """A pooled prompt is done with one frame."""
@@ -355,12 +402,6 @@ class Engine:
             prompt_logprobs=told,
         )
         self._say(request.node, frame)
-
-    def _end_failed(self, batch: StepBatch, sampled: Sampled) -> None:
-        """End the sequences whose logits were not finite."""
-        for row in np.flatnonzero(sampled.token_ids < 0).tolist():
-            sequence = self._scheduler.in_slot(int(batch.sample_slots[row]))
-            self._end(sequence, "error", error="the model computed no finite logit")
 
     def _accept(
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now_us: int

@@ -6,6 +6,7 @@ EngineError
 ├── PromptTooLong         prompt does not fit the context (400)
 ├── TemplateRejected      the model's chat template refused these messages (400)
 ├── RequestLost           the worker died or the stream has a gap (our fault)
+├── RankLost              a process that shares a model is gone; the worker starts all anew
 ├── ModelRefused          a checkpoint that cannot be hosted; the message says why
 ├── ModelHasAdapters      it is the base of others that are live
 ├── AdditionRefused       the model is hosted, or on its way, already
@@ -40,6 +41,10 @@ class TemplateRejected(EngineError):
 
 class RequestLost(EngineError):
     code = "request_lost"
+
+
+class RankLost(EngineError):
+    code = "rank_lost"
 
 
 class ModelRefused(EngineError):

@@ -1,6 +1,6 @@
 """Runs one step of a model: copies blocks, moves the batch to the device, samples."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,14 +16,32 @@ from engine.sequence import Sequence
 from kernels.attention_metadata import AttentionMetadata
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A step whose result was there when its start returned. See `engine.flight.Pending`."""
+
+    sampled: Sampled
+
+    def result(self) -> Sampled:
+        """It."""
+        return self.sampled
+
+
 class ModelRunner:
     """A model with its KV cache. Knows tensors; knows nothing of requests but their sampling."""
 
     is_pooling = False
+    is_ahead = False
 
     def __init__(self, model: Model, num_blocks: int) -> None:
         self.model = model
         self.kv_cache = model.create_kv_cache(num_blocks)
+
+    def start(
+        self, batch: StepBatch, slots: SlotTable, adjusted: list[tuple[int, Sequence]]
+    ) -> Computed:
+        """Compute the whole step. See `engine.engine.Runner`."""
+        return Computed(self.run(batch, slots, adjusted))
 
     @torch.inference_mode()
     def run(

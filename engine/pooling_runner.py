@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from engine.batch import StepBatch
-from engine.model_runner import attention_metadata
+from engine.model_runner import Computed, attention_metadata
 from engine.models.pooled import PooledModel
 from engine.sampler import NO_TOKENS, NOTHING_SAMPLED, Sampled
 from engine.scheduling.slots import SlotTable
@@ -15,10 +15,17 @@ class PoolingRunner:
     """A model without a KV cache. See `engine.engine.Runner`."""
 
     is_pooling = True
+    is_ahead = False
 
     def __init__(self, model: PooledModel) -> None:
         self.model = model
         self.kv_cache = model.create_kv_cache(0)
+
+    def start(
+        self, batch: StepBatch, slots: SlotTable, adjusted: list[tuple[int, Sequence]]
+    ) -> Computed:
+        """Compute the whole step. See `engine.engine.Runner`."""
+        return Computed(self.run(batch, slots, adjusted))
 
     @torch.inference_mode()
     def run(

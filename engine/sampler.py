@@ -149,24 +149,44 @@ def _on(places: Places, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return torch.from_numpy(rows).to(like.device), torch.from_numpy(columns).to(like.device)
 
 
+@dataclass(frozen=True, slots=True)
+class LogprobColumns:
+    """The model's own log-probabilities (before any adjustment) of some rows, where they are."""
+
+    chosen: torch.Tensor
+    """[n] fp32, of the tokens that were chosen."""
+    top: torch.Tensor
+    """[n, num_top] fp32, of the likeliest."""
+    top_ids: torch.Tensor
+    """[n, num_top] int64"""
+
+    @classmethod
+    def of(
+        cls, logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, num_top: int
+    ) -> "LogprobColumns":
+        """logits: [R, vocab], tokens: [R], rows: [n], whose columns they are."""
+        log_probs = logits.index_select(0, rows).float().log_softmax(dim=-1)
+        chosen = log_probs.gather(1, tokens.index_select(0, rows)[:, None].clamp(min=0))[:, 0]
+        top, top_ids = log_probs.topk(num_top, dim=-1)
+        return cls(chosen, top, top_ids)
+
+    def tell(self, rows: list[int], wanted: NDArray[np.int32]) -> dict[int, TokenLogprob]:
+        """By row, as many of the likeliest as each wants; the columns are on the host."""
+        chosen, values, ids = self.chosen.tolist(), self.top.tolist(), self.top_ids.tolist()
+        return {
+            row: TokenLogprob(
+                logprob=chosen[at],
+                top=tuple(zip(ids[at], values[at], strict=True))[: int(wanted[row])],
+            )
+            for at, row in enumerate(rows)
+        }
+
+
 def _logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, wanted: NDArray[np.int32]
 ) -> dict[int, TokenLogprob]:
-    """The model's own log-probabilities (before any adjustment) for the rows that want them."""
-    rows = np.flatnonzero(wanted >= 0).tolist()
-    if not rows:
+    rows = np.flatnonzero(wanted >= 0)
+    if not len(rows):
         return {}
-    index = torch.tensor(rows, device=logits.device)
-    log_probs = logits[index].float().log_softmax(dim=-1)
-    chosen = log_probs.gather(1, tokens[index, None].clamp(min=0))[:, 0].tolist()
-    most = int(wanted.max())
-    top = log_probs.topk(most, dim=-1) if most else None
-    values = top.values.tolist() if top else [[]] * len(rows)
-    ids = top.indices.tolist() if top else [[]] * len(rows)
-    return {
-        row: TokenLogprob(
-            logprob=chosen[at],
-            top=tuple(zip(ids[at], values[at], strict=True))[: int(wanted[row])],
-        )
-        for at, row in enumerate(rows)
-    }
+    index = torch.from_numpy(rows).to(logits.device)
+    return LogprobColumns.of(logits, tokens, index, int(wanted.max())).tell(rows.tolist(), wanted)

@@ -18,6 +18,10 @@ class EngineSettings(BaseSettings):
     """`auto` times both for half a second and takes bf16 only where it is native and faster."""
     quantization: Literal["none", "int8", "int8_weight_only"] = "none"
     """8-bit weights on the CPU, with or without 8-bit activations; docs/operating.md: what it costs."""
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    """Processes (on GPUs: as many GPUs) that share every model of this worker."""
+    gpu_graphs: bool = True
+    """On a CUDA GPU: decode steps as graphs, each planned while the one before it runs."""
     verify_fused: bool = False
     """Hold a fused model against transformers at load: takes the memory of both, and seconds. What
     runs through transformers' own modules is always held against them."""
@@ -39,6 +43,8 @@ class EngineSettings(BaseSettings):
     kv_cache_mib: int = Field(default=0, ge=0)
     """KV cache of each model; 0 takes a share of the memory that is left when it is loaded."""
     kv_cache_share: float = Field(default=0.3, gt=0, lt=1)
+    gpu_kv_cache_share: float = Field(default=0.9, gt=0, lt=1)
+    """The same on a GPU, less what the largest step turns out to need."""
     kv_cache_mib_max: int = Field(default=6144, ge=1)
     """Upper limit of the automatic choice on the CPU, where others need the memory as well."""
     max_context: int = Field(default=0, ge=0)

@@ -90,7 +90,7 @@ def _plan(scheduler: Scheduler) -> object:
 
 def _step(scheduler: Scheduler) -> None:
     batch = scheduler.schedule(_now_us())
-    scheduler.advance(batch)
+    scheduler.land(batch, scheduler.launch(batch))
     tokens = np.ones(len(batch.sample_slots), dtype=np.int64)
     scheduler.append(batch.sample_slots, tokens, _now_us())
 

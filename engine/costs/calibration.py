@@ -14,6 +14,7 @@ import structlog
 import torch
 
 from engine.costs.cost_fit import MeasuredStep, fit_roofline, relative_errors
+from engine.device.device import Device
 from engine.messages import CostModel, StepWork
 from engine.models.model import KVBlocks, Model
 from kernels.attention_metadata import AttentionMetadata
@@ -70,6 +71,10 @@ class _Step:
         )
 
     @property
+    def has_prefill(self) -> bool:
+        return max(self.query_lens) > 1
+
+    @property
     def num_blocks(self) -> int:
         return sum(-(-length // BLOCK_SIZE) for length in self.context_lens)
 
@@ -92,17 +97,19 @@ def fit_cost_model(
     num_blocks: int,
     *,
     alone: AbstractContextManager[None] = ALONE,
+    gpu: Device | None = None,
 ) -> CostModel:
     """Time synthetic steps in `kv_cache`, whose content is overwritten, and fit their seconds.
 
-    `alone` is entered for each: other models of this process have their turns in between.
+    `alone` is entered for each: other models of this process have their turns in between. With a
+    `gpu` decodes run as graphs, as they will.
     """
     context_length = model.spec.context_length
     steps = _steps(model.device.type)
     if not model.spec.shares_blocks:
         steps += [_Step([length] * batch, [length] * batch) for batch, length in WHOLE_BATCHES]
     measured = [
-        MeasuredStep(step.work, _best_s(_runner(model, kv_cache, step), alone))
+        MeasuredStep(step.work, _best_s(_runner(model, kv_cache, step, gpu), alone))
         for step in steps
         if step.num_blocks <= num_blocks and max(step.context_lens) <= context_length
         # where a decode needs the past that its own cache holds, whole prompts must do
@@ -155,7 +162,9 @@ def _read_rate(device: torch.device) -> float:
     return 2 * READ_BYTES / _best_s(copy)
 
 
-def _runner(model: Model, kv_cache: KVBlocks, step: _Step) -> Callable[[], object]:
+def _runner(
+    model: Model, kv_cache: KVBlocks, step: _Step, gpu: Device | None = None
+) -> Callable[[], object]:
     tables: list[list[int]] = []
     next_block = 0
     for length in step.context_lens:
@@ -171,11 +180,19 @@ def _runner(model: Model, kv_cache: KVBlocks, step: _Step) -> Callable[[], objec
     token_ids = torch.arange(sum(step.query_lens), device=model.device) % model.spec.vocab_size
     rows = metadata.query_start[1:].long() - 1
 
-    def run() -> object:
+    def run() -> torch.Tensor:
         with torch.inference_mode():
-            return model.forward(token_ids, kv_cache, metadata, rows).argmax(dim=-1).cpu()
+            return model.forward(token_ids, kv_cache, metadata, rows).argmax(dim=-1)
 
-    return run
+    if gpu is None or step.has_prefill:
+        return lambda: run().cpu()
+    captured = gpu.capture(run)
+
+    def replay() -> object:
+        captured.graph.replay()
+        return captured.output.cpu()
+
+    return replay
 
 
 def _best_s(run: Callable[[], object], alone: AbstractContextManager[None] = ALONE) -> float:

@@ -58,7 +58,8 @@ class MemoryBudget:
         left = max(MIN_POOL_BYTES, self.free_bytes - footprint.weight_bytes)
         pool = settings.kv_cache_mib * MIB if footprint.kv_bytes_per_token else 0
         if not pool and footprint.kv_bytes_per_token:
-            pool = max(int(settings.kv_cache_share * left), min(left, footprint.context_bytes))
+            share = settings.kv_cache_share if is_cpu else settings.gpu_kv_cache_share
+            pool = max(int(share * left), min(left, footprint.context_bytes))
             if is_cpu:
                 pool = min(pool, settings.kv_cache_mib_max * MIB)
         self._grants[name] = Grant(footprint.weight_bytes, min(pool, left))

@@ -15,6 +15,7 @@ from engine.errors import ModelRefused
 from engine.models.unpacking.tensors import PackedTensor, is_companion, packed_tensors
 from engine.packed_weights import read_packed_weights
 
+CPU = torch.device("cpu")
 INDEX = "model.safetensors.index.json"
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
 """Buffers that old checkpoints saved; they are computed, not learned."""
@@ -34,10 +35,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """The tensors of one checkpoint, read by name; remembers which were never asked for."""
+    """The tensors of one checkpoint, read by name; remembers which were never asked for.
 
-    def __init__(self, directory: Path) -> None:
+    They are read straight to `device`: a GPU's weights never take the host's memory.
+    """
+
+    def __init__(self, directory: Path, device: torch.device = CPU) -> None:
         self.directory = directory
+        self._device = device
         self._file_by_name = _files_by_tensor(directory)
         self.packed = read_packed_weights(read_json(directory / "config.json"))
         """How its weights are packed; None where they are plain."""
@@ -94,7 +99,8 @@ class Checkpoint:
         return self._stored(name) if packed is None else packed.read(self._stored)
 
     def _stored(self, name: str) -> torch.Tensor:
-        with safe_open(self._file_by_name[name], framework="pt") as opened:
+        path, device = self._file_by_name[name], str(self._device)
+        with safe_open(path, framework="pt", device=device) as opened:
             tensor: torch.Tensor = opened.get_tensor(name)
         return tensor
 

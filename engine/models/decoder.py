@@ -79,11 +79,11 @@ class Decoder:
         self.dtype = dtype
         self.quantization = quantization
         self._device = device
-        weights = _Weights(config, checkpoint, dtype, device, quantization, smoothing or {})
+        weights = Weights(config, checkpoint, dtype, device, quantization, smoothing or {})
         self.embedding = weights.embedding()
         self.layers = [weights.layer(index) for index in range(config.num_layers)]
         self.final_norm = weights.norm("model.norm.weight", config.hidden_size)
-        self.head = weights.head(self.embedding)
+        self.head = self._create_head(weights)
         checkpoint.refuse_unread()
         self.cos_sin = build_cos_sin(
             config.context_length, config.head_dim, config.rope_theta, config.rope_scaling
@@ -206,20 +206,20 @@ class Decoder:
                 groups = adapters.samples
                 if len(rows) == 0:
                     break
-            hidden = linear(attended, layer.output, residual=hidden)
+            hidden = self._added(attended, layer.output, hidden)
             added.add(prefix + "output", groups, attended, hidden)
             normed = self._norm(hidden, layer.mlp_norm, self._normed)
             observe(prefix + "gate_up", normed)
             gated = gated_linear(normed, layer.gate_up, dtype=self._between)
             added.gate(prefix + "gate_up", groups, normed, layer.gate_up, gated)
             observe(prefix + "down", gated)
-            hidden = linear(gated, layer.down, residual=hidden)
+            hidden = self._added(gated, layer.down, hidden)
             added.add(prefix + "down", groups, gated, hidden)
         if len(rows) == 0:
             return torch.empty((0, self.config.vocab_size), device=self._device)
         normed = self._norm(hidden, self.final_norm, self._normed)
         observe("head", normed)
-        logits = linear(normed, self.head, dtype=torch.float32)
+        logits = self._logits(normed)
         added.add("head", groups, normed, logits)
         return logits
 
@@ -241,6 +241,22 @@ class Decoder:
             eps=config.rms_norm_eps,
             kv_dtype=self.dtype,
         )
+
+    def _create_head(self, weights: "Weights") -> PackedLinear:
+        """The projection to logits, which may be the embedding itself."""
+        return (
+            weights.tied_head(self.embedding) if self.config.has_tied_embeddings else weights.head()
+        )
+
+    def _added(
+        self, x: torch.Tensor, projection: PackedLinear, hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """The stream `hidden` with a projection of x on top."""
+        return linear(x, projection, residual=hidden)
+
+    def _logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> [R, vocab_size], fp32."""
+        return linear(normed, self.head, dtype=torch.float32)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return rms_norm(x, weight.to(dtype), self.config.rms_norm_eps)
@@ -286,12 +302,12 @@ def load_decoder(
     if quantization == "int8":
         ranges = Ranges()
         with torch.inference_mode():
-            whole = Decoder(config, Checkpoint(directory), dtype, device)
+            whole = Decoder(config, Checkpoint(directory, device), dtype, device)
             num_tokens = min(NUM_TOKENS, config.context_length)
             tokens = random_tokens(config.vocab_size, num_tokens)
             whole.observe_activations(tokens.to(device), ranges.observe)
         smoothing = smoothing_factors(config, Checkpoint(directory), ranges)
-    return Decoder(config, Checkpoint(directory), dtype, device, quantization, smoothing)
+    return Decoder(config, Checkpoint(directory, device), dtype, device, quantization, smoothing)
 
 
 def _compiled_linear(linear: PackedLinear) -> CpuLinear:
@@ -314,7 +330,7 @@ def _compiled_layer(layer: DecoderLayer) -> CpuLayer:
     )
 
 
-class _Weights:
+class Weights:
     """Reads, merges and packs the tensors of a checkpoint; lives while the model loads."""
 
     def __init__(
@@ -334,24 +350,31 @@ class _Weights:
         self.quantization = quantization
 
     def embedding(self) -> torch.Tensor:
+        """[vocab_size, hidden]"""
         shape = (self.config.vocab_size, self.config.hidden_size)
         return self._tensor("model.embed_tokens.weight", shape)
 
     def norm(self, name: str, size: int) -> torch.Tensor:
+        """[size]"""
         return self._tensor(name, (size,))
 
-    def head(self, embedding: torch.Tensor) -> PackedLinear:
-        if self.config.has_tied_embeddings:
-            self.checkpoint.skip("lm_head.weight")
-            weight = embedding
-        else:
-            shape = (self.config.vocab_size, self.config.hidden_size)
-            weight = self._tensor("lm_head.weight", shape)
+    def head(self) -> PackedLinear:
+        """The checkpoint's own projection to logits."""
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        return self._smoothed_head(self._tensor("lm_head.weight", shape))
+
+    def tied_head(self, embedding: torch.Tensor) -> PackedLinear:
+        """The same rows as those of the embedding."""
+        self.checkpoint.skip("lm_head.weight")
+        return self._smoothed_head(embedding)
+
+    def _smoothed_head(self, weight: torch.Tensor) -> PackedLinear:
         factors = self.smoothing.get("head")
         smoothed = weight if factors is None else factors.apply(weight)
         return PackedLinear(smoothed, quantization=self.quantization)
 
     def layer(self, index: int) -> DecoderLayer:
+        """All of one layer."""
         config = self.config
         prefix = f"model.layers.{index}."
         attention, mlp = prefix + "self_attn.", prefix + "mlp."

@@ -37,13 +37,15 @@ class LoadReport:
 
     tier: str
     """`fused`, `attention hook` or `own cache` with the way it goes on from its past."""
-    reason: str
+    reason: str = ""
     """Why no faster tier runs it; empty for the first."""
     checks: tuple[Check, ...] = ()
     quantization: Quantization = "none"
     unpacked: str = ""
     """How the checkpoint's weights were packed, where they were."""
     has_chat_template: bool = True
+    num_ranks: int = 1
+    """Processes that share it."""
 
     @property
     def is_fused(self) -> bool:
@@ -52,6 +54,8 @@ class LoadReport:
 
     def __str__(self) -> str:
         parts = [self.tier]
+        if self.num_ranks > 1:
+            parts.append(f"shared by {self.num_ranks} ranks")
         if self.unpacked:
             parts.append(self.unpacked)
         if self.quantization != "none":

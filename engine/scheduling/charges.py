@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from engine.batch import StepBatch
 from engine.messages import CostModel
-from engine.scheduling.scheduler import Scheduler
+from engine.sequence import Sequence
 
 BY_TOKENS = CostModel(
     base_s=0.0, per_token_s=1.0, per_prefill_context_s=0.0, per_decode_context_s=0.0
@@ -16,9 +16,12 @@ BY_TOKENS = CostModel(
 
 
 def charge_step(
-    scheduler: Scheduler, batch: StepBatch, cost_model: CostModel | None, seconds: float
+    sequences: list[Sequence], batch: StepBatch, cost_model: CostModel | None, seconds: float
 ) -> dict[str, float]:
-    """Split the measured `seconds` of a step among tenants by the predicted cost of their work."""
+    """Split the measured `seconds` of a step among tenants by the predicted cost of their work.
+
+    `sequences`: those of the batch's chunks, then the decoding ones.
+    """
     model = cost_model or BY_TOKENS
     query_lens = np.diff(batch.query_start).astype(np.float64)
     read = query_lens * (batch.context_lens - query_lens / 2)
@@ -32,8 +35,6 @@ def charge_step(
     total = float(work.sum())
     if total <= 0:
         work, total = query_lens, float(query_lens.sum())
-    sequences = [chunk.sequence for chunk in batch.chunks]
-    sequences += [scheduler.in_slot(slot) for slot in batch.decode_slots.tolist()]
     charges: dict[str, float] = defaultdict(float)
     for sequence, share in zip(sequences, (work * (seconds / total)).tolist(), strict=True):
         charges[sequence.request.tenant] += share

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from engine.batch import ScheduledChunk, StepBatch, build_batch
 from engine.memory.block_manager import BlockManager
 from engine.messages import CostModel, GenerateRequest
+from engine.scheduling.crew import Crew
 from engine.scheduling.outlook import WINDOW, Outlook
 from engine.scheduling.plan import Chunk, Limits, PlannerState
 from engine.scheduling.planner import PlanFunction, plan
@@ -100,7 +101,7 @@ class Scheduler:
     def schedule(self, now_us: int) -> StepBatch:
         """The next step's batch; empty when there is nothing to compute."""
         while True:
-            decode_slots = np.flatnonzero(self.slots.is_decoding)
+            decode_slots = np.flatnonzero(self.slots.may_decode)
             prefilling, state = self.look(decode_slots, now_us)
             step = self.policy(state, self.limits, self.cost_model)
             victims = [prefilling[index] for index in step.preempted_prefills]
@@ -139,29 +140,51 @@ class Scheduler:
         for sequence in self.paused:
             sequence.surplus_s = surplus_s.get(sequence.request.tenant, 0.0)
 
-    def advance(self, batch: StepBatch) -> None:
-        """The batch is computed: its KV is in the cache and may be found by later requests."""
-        size = self.blocks.block_size
+    @property
+    def must_know_tokens(self) -> bool:
+        """Whether the next choice of some sequence depends on the tokens before it as such."""
+        return bool((self.slots.is_adjusted & self.slots.is_decoding).any())
+
+    def launch(self, batch: StepBatch) -> Crew:
+        """The batch is on its way: for the next plan it counts as computed."""
+        chunk_slots = [chunk.sequence.slot for chunk in batch.chunks]
+        sequences = [chunk.sequence for chunk in batch.chunks]
+        sequences += self._in_slots(batch.decode_slots.tolist())
         for chunk in batch.chunks:
             sequence = chunk.sequence
-            first = sequence.num_computed // size
             sequence.num_computed += chunk.num_tokens
-            self._name_blocks(sequence, first)
             if chunk.is_last:
                 self.paused.remove(sequence)
             for slot in chunk.sample_slots:
                 self.slots.is_decoding[slot] = True
                 self.in_slot(slot).num_computed = sequence.num_computed
-        context = self.slots.num_tokens[batch.decode_slots]
-        for slot in batch.decode_slots[context % size == 0].tolist():
-            sequence = self.in_slot(slot)
-            sequence.num_computed = sequence.num_tokens
-            self._name_blocks(sequence, sequence.num_tokens // size - 1)
+        self.slots.expect_tokens(batch.sample_slots)
+        slots = np.concatenate([np.array(chunk_slots, dtype=np.intp), batch.decode_slots])
+        tenures = self.slots.tenures
+        return Crew(sequences, slots, tenures[slots], tenures[batch.sample_slots])
+
+    def land(self, batch: StepBatch, crew: Crew) -> NDArray[np.bool_]:
+        """The batch is computed: its KV may be found by later requests. [R]: whose slots still hold."""
+        size = self.blocks.block_size
+        num_chunks = len(batch.chunks)
+        is_there: NDArray[np.bool_] = self.slots.tenures[crew.slots] == crew.tenures
+        ends = batch.context_lens.tolist()
+        for chunk, end, stayed in zip(batch.chunks, ends, is_there.tolist(), strict=False):
+            if stayed:
+                self._name_blocks(chunk.sequence, (end - chunk.num_tokens) // size, end)
+        is_full = is_there & (batch.context_lens % size == 0)
+        for index in np.flatnonzero(is_full[num_chunks:]).tolist():
+            sequence = crew.sequences[num_chunks + index]
+            end = ends[num_chunks + index]
+            sequence.num_computed = end
+            self._name_blocks(sequence, end // size - 1, end)
+        is_held: NDArray[np.bool_] = self.slots.tenures[batch.sample_slots] == crew.sample_tenures
+        return is_held
 
     def append(
         self, slots: NDArray[np.intp], tokens: NDArray[np.int64], now_us: int
     ) -> list[Sequence]:
-        """The tokens that were sampled for the sequences in `slots`, which are returned."""
+        """The tokens that were computed for the sequences in `slots`, which are returned."""
         pace_us = round(self.limits.pace_s * 1e6)
         self.slots.note_tokens(slots, tokens, now_us=now_us, pace_us=pace_us)
         sequences = self._in_slots(slots.tolist())
@@ -169,6 +192,14 @@ class Scheduler:
             assert not sequence.is_at_fence, "a token that is not paid for"
             sequence.append(token)
         return sequences
+
+    def move_fence(self, sequence: Sequence, authorized_tokens: int) -> None:
+        """So many output tokens are paid for by now; what stood at its fence goes on."""
+        sequence.authorized_tokens = authorized_tokens
+        if sequence.is_admitted:
+            self.slots.num_authorized[sequence.slot] = authorized_tokens
+        elif sequence in self.parked and not sequence.is_at_fence:
+            self.unpark(sequence)
 
     def park(self, sequence: Sequence) -> None:
         """Its fence is reached: it gives up its slot and blocks, which the prefix cache may keep."""
@@ -264,6 +295,7 @@ class Scheduler:
         self.slots.num_tokens[slot] = sequence.num_tokens
         self.slots.num_generated[slot] = sequence.num_generated
         self.slots.max_tokens[slot] = sequence.request.max_tokens
+        self.slots.num_authorized[slot] = sequence.authorized_tokens
         self.slots.num_preemptions[slot] = sequence.num_preemptions
         self.slots.order[slot] = sequence.order
         self.slots.adapter[slot] = sequence.adapter
@@ -320,9 +352,8 @@ class Scheduler:
         for slot in decodes[self.outlook.num_new_blocks(decodes) > 0].tolist():
             sequence = self.in_slot(slot)
             needs_copy = self._needs_copy(sequence)
-            if not needs_copy and len(sequence.block_table) * self.blocks.block_size >= (
-                sequence.num_tokens
-            ):
+            num_held = len(sequence.block_table) * self.blocks.block_size
+            if not needs_copy and num_held >= self.slots.num_tokens[slot]:
                 self.slots.is_last_block_shared[slot] = False
                 continue
             fresh = self.blocks.allocate(1)
@@ -371,11 +402,11 @@ class Scheduler:
         sequence.block_table += blocks
         self.slots.append_blocks(sequence.slot, blocks)
 
-    def _name_blocks(self, sequence: Sequence, first: int) -> None:
-        """Name the full blocks from index `first` on, so that later requests find them."""
+    def _name_blocks(self, sequence: Sequence, first: int, num_tokens: int) -> None:
+        """Name the full blocks of `num_tokens` from index `first` on, for later requests to find."""
         if not self.blocks.is_prefix_cache_on:
             return
-        num_full = sequence.num_computed // self.blocks.block_size
+        num_full = num_tokens // self.blocks.block_size
         hashes = sequence.hash_blocks(num_full, self.blocks.block_size)
         for index in range(first, num_full):
             self.blocks.name(sequence.block_table[index], hashes[index])

@@ -20,10 +20,12 @@ class SlotTable:
         self.num_slots = num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self.is_decoding = np.zeros(num_slots, dtype=bool)
+        self.tenures = np.zeros(num_slots, dtype=np.int64)
+        """How often each slot was given back: whoever remembers it can tell whether it still holds."""
         # what is computed
         self.last_token = np.zeros(num_slots, dtype=np.int32)
         self.num_tokens = np.zeros(num_slots, dtype=np.int32)
-        """Prompt and output, the last sampled token included: the context of the next step."""
+        """Prompt and output: the context of the next step. Includes a token that is being computed."""
         self.num_blocks = np.zeros(num_slots, dtype=np.int32)
         self.block_tables = np.zeros((num_slots, max_blocks), dtype=np.int32)
         self.is_last_block_shared = np.zeros(num_slots, dtype=bool)
@@ -32,7 +34,10 @@ class SlotTable:
         """0 for none."""
         # what may still come
         self.num_generated = np.zeros(num_slots, dtype=np.int32)
+        """Output tokens, those included that are still being computed."""
         self.max_tokens = np.zeros(num_slots, dtype=np.int32)
+        self.num_authorized = np.zeros(num_slots, dtype=np.int32)
+        """The fence: output tokens that are paid for by now."""
         self.num_preemptions = np.zeros(num_slots, dtype=np.int32)
         self.order = np.zeros(num_slots, dtype=np.int64)
         """When it was first admitted; the lowest is never preempted."""
@@ -59,6 +64,13 @@ class SlotTable:
         """Slots that nobody holds."""
         return len(self._free)
 
+    @property
+    def may_decode(self) -> NDArray[np.bool_]:
+        """Which of them may compute one more token: none that reaches its fence or limit by what is
+        on its way."""
+        num_allowed = np.minimum(self.max_tokens, self.num_authorized)
+        return self.is_decoding & (self.num_generated < num_allowed)
+
     def take(self, sampling: Sampling, choice: int) -> int:
         """A free slot, with the columns that never change for a sequence filled in."""
         slot = self._free.pop()
@@ -78,6 +90,7 @@ class SlotTable:
         """Free the slot."""
         self.is_decoding[slot] = False
         self.num_blocks[slot] = 0
+        self.tenures[slot] += 1
         self._free.append(slot)
 
     def first_blocks(self) -> list[int]:
@@ -91,13 +104,16 @@ class SlotTable:
         self.block_tables[slot, start : start + len(blocks)] = blocks
         self.num_blocks[slot] = start + len(blocks)
 
+    def expect_tokens(self, slots: NDArray[np.intp]) -> None:
+        """One more token of each of `slots`, no slot twice, is being computed."""
+        self.num_tokens[slots] += 1
+        self.num_generated[slots] += 1
+
     def note_tokens(
         self, slots: NDArray[np.intp], tokens: NDArray[np.int64], *, now_us: int, pace_us: int
     ) -> None:
-        """One more sampled token of each of `slots`, no slot twice."""
+        """The tokens of `slots` that were expected are these."""
         self.last_token[slots] = tokens
-        self.num_tokens[slots] += 1
-        self.num_generated[slots] += 1
         self.last_us[slots] = now_us
         due_us = self.due_us[slots]
         self.due_us[slots] = np.where(due_us == 0, now_us, due_us) + pace_us

@@ -15,6 +15,7 @@ from engine.cost_model import key_when_taken
 from engine.messages import GenerateRequest, Sampling, StepWork
 from engine.scheduling.assembly import BLOCK_SIZE, create_scheduler
 from engine.scheduling.charges import charge_step
+from engine.scheduling.crew import Crew
 from engine.sequence import Sequence
 from engine.simulator.ledger import RunLedger
 from engine.simulator.machines import Machine
@@ -124,8 +125,9 @@ class Replica:
         batch, self._batch = self._batch, None
         assert batch is not None
         scheduler = self._scheduler
-        scheduler.advance(batch)
-        self._charge(broker, batch)
+        crew = scheduler.launch(batch)
+        scheduler.land(batch, crew)
+        self._charge(broker, batch, crew)
         for chunk in batch.chunks:
             if chunk.is_last:
                 self._note_prefilled(chunk.sequence)
@@ -145,10 +147,10 @@ class Replica:
         self._request_in_slot[sequence.slot] = index
         self._ledger.num_cached[index] = sequence.num_cached_tokens or 0
 
-    def _charge(self, broker: BrokerTwin, batch: StepBatch) -> None:
+    def _charge(self, broker: BrokerTwin, batch: StepBatch, crew: Crew) -> None:
         if not self._policy.is_fair:
             return
-        charges = charge_step(self._scheduler, batch, self._machine.cost_model, self._step_s)
+        charges = charge_step(crew.sequences, batch, self._machine.cost_model, self._step_s)
         self._scheduler.use.note(charges)
         for tenant, seconds in charges.items():
             broker.charge(tenant, seconds)

@@ -54,6 +54,8 @@ class Identity:
     hostings: Hostings
     is_one_model: bool
     """The command line names one model: without it the worker is good for nothing."""
+    tensor_parallel: int | None = None
+    """Processes that share each model; None: as the settings say."""
 
 
 def main() -> None:
@@ -63,6 +65,8 @@ def main() -> None:
     _die_with_parent()
     keep_freed_memory()
     settings = EngineSettings()
+    if identity.tensor_parallel is not None:
+        settings = settings.model_copy(update={"tensor_parallel": identity.tensor_parallel})
     try:
         _enable_cpu_kernels(settings)
         settings = with_dtype(settings)
@@ -157,14 +161,17 @@ def _parse_arguments() -> Identity:
     parser.add_argument("--path", type=Path, help="directory of its checkpoint")
     parser.add_argument("--revision", default="")
     parser.add_argument("--worker", default=None, help="name of this worker")
+    parser.add_argument("--tensor-parallel", type=int, help="processes that share each model")
     arguments = parser.parse_args()
-    worker = arguments.worker or new_id("worker")
+    worker, ranks = arguments.worker or new_id("worker"), arguments.tensor_parallel
+    if ranks is not None and ranks < 1:
+        parser.error("--tensor-parallel takes a number from 1 on")
     if arguments.models is not None:
-        return Identity(worker, HostingFile(arguments.models), is_one_model=False)
+        return Identity(worker, HostingFile(arguments.models), False, ranks)
     if arguments.model is None or arguments.path is None:
         parser.error("give --models, or --model and --path")
     hosting = Hosting(arguments.model, str(arguments.path), arguments.revision)
-    return Identity(worker, FixedHostings([hosting]), is_one_model=True)
+    return Identity(worker, FixedHostings([hosting]), True, ranks)
 
 
 def _die_with_parent() -> None:

@@ -10,25 +10,24 @@ import torch
 
 from engine.costs.calibration import ALONE, choose_dtype, fit_cost_model, warm_up
 from engine.costs.calibration_cache import calibrated, fingerprint
+from engine.device.device import Device
 from engine.engine import Engine, Runner
 from engine.errors import ModelRefused
 from engine.memory.footprint import read_footprint
 from engine.memory.memory_budget import free_bytes
-from engine.model_runner import ModelRunner
 from engine.models.choice import load_model
-from engine.models.model import KVBlocks, ModelSpec
-from engine.models.report import LoadReport
+from engine.models.model import KVBlocks, Model
+from engine.models.report import FUSED, LoadReport
 from engine.models.text_files import has_chat_template, refuse_without_tokenizer
+from engine.parallel.leader import load_leading
 from engine.pooling import Pooling, read_pooling
-from engine.scheduling.assembly import BLOCK_SIZE
 from engine.settings import EngineSettings
 from engine.simulator.policies import POLICIES
+from engine.worker.runners import capacity_of, create_runner, gpu_for
 from kernels.cpu import library
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MIB = 1024 * 1024
-MIN_BLOCKS = 4
-"""Fewer could not hold one short request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,13 @@ def load_engine(
     *,
     pool_bytes: int | None = None,
     alone: AbstractContextManager[None] = ALONE,
+    gpu: Device | None = None,
 ) -> LoadedEngine:
     """Load the weights, size the KV cache, calibrate. Raises ModelRefused with the reason.
 
     `pool_bytes` bounds the KV cache; None: a share of what is free. Where other models run in this
-    process, `alone` is entered for each measurement.
+    process, `alone` is entered for each measurement. `gpu` runs the steps; None: the machine's own,
+    where it has one that can.
     """
     refuse_without_tokenizer(directory)
     device = device_of(settings)
@@ -68,19 +69,30 @@ def load_engine(
         raise ModelRefused(
             "quantised weights need the compiled CPU kernels", setting="quantization"
         )
-    model, report = load_model(
-        directory, dtype, device, settings.quantization, verify_fused=settings.verify_fused
-    )
+    model, report = _load_model(directory, dtype, device, settings)
     if not report.is_fused:  # there torch computes the products
         torch.set_num_threads(num_threads(settings))
     if pool_bytes is None:
         pool_bytes = _pool_bytes(settings, device)
-    num_blocks, max_running = _capacity(model.spec, settings, pool_bytes)
-    settings = settings.model_copy(update={"max_running": max_running})
-    runner = ModelRunner(model, num_blocks)
+    gpu = gpu or gpu_for(device, report, settings)
+    runner, capacity = create_runner(model, gpu, settings, pool_bytes)
+    settings = settings.model_copy(update={"max_running": capacity.max_running})
     report = replace(report, has_chat_template=has_chat_template(directory))
-    machine = _Machine(directory, device, settings, alone)
-    return machine.engine(runner, runner.kv_cache, num_blocks, report)
+    machine = _Machine(directory, device, settings, alone, gpu)
+    return machine.engine(runner, runner.kv_cache, capacity.num_blocks, report)
+
+
+def _load_model(
+    directory: Path, dtype: torch.dtype, device: torch.device, settings: EngineSettings
+) -> tuple[Model, LoadReport]:
+    if settings.tensor_parallel == 1:
+        return load_model(
+            directory, dtype, device, settings.quantization, verify_fused=settings.verify_fused
+        )
+    if settings.quantization != "none":
+        raise ModelRefused("quantised weights cannot be shared by several ranks yet")
+    model = load_leading(directory, dtype, device, settings.tensor_parallel)
+    return model, LoadReport(FUSED, num_ranks=settings.tensor_parallel)
 
 
 def _load_pooled(
@@ -104,8 +116,8 @@ def _load_pooled(
     loading = importlib.import_module("engine.models.pooled_loading")  # takes seconds
     model, report = loading.load_pooled(directory, pooling, device)
     runner = importlib.import_module("engine.pooling_runner").PoolingRunner(model)
-    num_blocks, _ = _capacity(model.spec, settings, 0)
-    machine = _Machine(directory, device, settings, alone)
+    num_blocks = capacity_of(model.spec, settings, 0).num_blocks
+    machine = _Machine(directory, device, settings, alone, gpu=None)
     return machine.engine(runner, runner.kv_cache, num_blocks, report)
 
 
@@ -117,6 +129,7 @@ class _Machine:
     device: torch.device
     settings: EngineSettings
     alone: AbstractContextManager[None]
+    gpu: Device | None
 
     def engine(
         self,
@@ -135,9 +148,11 @@ class _Machine:
                 dtype=DTYPES[settings.dtype],
                 device=self.device,
                 num_threads=num_threads(settings),
-                kernels=f"{_kernels_name()}, quantization {settings.quantization}",
+                kernels=f"{_kernels_name()}, quantization {settings.quantization}"
+                + (", graphs" if self.gpu else "")
+                + (f", {settings.tensor_parallel} ranks" if settings.tensor_parallel > 1 else ""),
             ),
-            lambda: fit_cost_model(model, kv_cache, num_blocks, alone=alone),
+            lambda: fit_cost_model(model, kv_cache, num_blocks, alone=alone, gpu=self.gpu),
         )
         if is_remembered:
             warm_up(model, kv_cache, num_blocks, alone=alone)
@@ -188,26 +203,7 @@ def _pool_bytes(settings: EngineSettings, device: torch.device) -> int:
     """The KV cache of a model that has the machine to itself."""
     if settings.kv_cache_mib:
         return settings.kv_cache_mib * MIB
+    if device.type != "cpu":
+        return int(free_bytes(device) * settings.gpu_kv_cache_share)
     available = int(free_bytes(device) * settings.kv_cache_share)
-    return min(available, settings.kv_cache_mib_max * MIB) if device.type == "cpu" else available
-
-
-def _capacity(spec: ModelSpec, settings: EngineSettings, available: int) -> tuple[int, int]:
-    """(blocks, running sequences) for `available` bytes.
-
-    States of a fixed size may take half of it; where blocks cost nothing, the contexts of all
-    running sequences are the limit.
-    """
-    max_running = settings.max_running
-    if spec.bytes_per_sequence:
-        max_running = min(max_running, available // 2 // spec.bytes_per_sequence)
-    left = available - max_running * spec.bytes_per_sequence
-    num_blocks = max_running * -(-spec.context_length // BLOCK_SIZE)
-    if spec.bytes_per_block:
-        num_blocks = left // spec.bytes_per_block
-    if num_blocks < MIN_BLOCKS or max_running < 1:
-        needed = MIN_BLOCKS * spec.bytes_per_block + 2 * spec.bytes_per_sequence
-        raise ModelRefused(
-            f"the KV cache needs at least {needed // MIB + 1} MiB, {available // MIB} are there"
-        )
-    return num_blocks, max_running
+    return min(available, settings.kv_cache_mib_max * MIB)

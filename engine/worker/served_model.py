@@ -3,6 +3,7 @@
 import structlog
 
 from engine.engine import Engine, StepOutput
+from engine.errors import RankLost
 from engine.messages import GenerateRequest, IntegrityReport
 from engine.models.adapters.weights import Adapter
 from engine.structures.grammar import CompiledRequest
@@ -124,9 +125,14 @@ class ServedModel:
             self.engine.refuse(request, "cancelled", is_callers_fault=False)
 
     def _step(self) -> StepOutput:
-        """A failing step ends its own requests with an error and no others."""
+        """A failing step ends its own requests with an error and no others.
+
+        Raises RankLost: nothing is wrong with the requests, and other workers may go on with them.
+        """
         try:
             output = self.engine.step()
+        except RankLost:
+            raise
         except Exception:  # the step loop's seam: its requests end with an error, the loop goes on
             self._num_failures += 1
             logger.exception("step failed", model=self.name, failures=self._num_failures)

@@ -64,7 +64,7 @@ def bench_plan(_: argparse.Namespace) -> tuple[Figures, Rows]:
             scheduler.add(sequence)
     while scheduler.waiting or scheduler.paused:
         batch = scheduler.schedule(0)
-        scheduler.advance(batch)
+        scheduler.land(batch, scheduler.launch(batch))
         scheduler.append(batch.sample_slots, batch.sample_slots.astype("int64"), 1)
     for index in range(256):
         new = request(f"w{index}", [1000 + index] * 300, 400, key=index / 256)

@@ -16,6 +16,7 @@ from engine.model_runner import ModelRunner
 from engine.settings import EngineSettings
 from tests.engine.driver import request
 from tests.engine.fake_model import FakeModel, next_token
+from tests.engine.late_runner import LateRunner
 
 NUM_BLOCKS = 7
 POISON = 511
@@ -35,13 +36,16 @@ class EngineMachine(RuleBasedStateMachine):
         limits = EngineSettings(
             max_running=6, kept_slots_share=0.2, max_step_tokens=128, step_s=0.05, idle_step_s=0.1
         )
-        runner = ModelRunner(self.model, NUM_BLOCKS)
+        runner = self.create_runner()
         self.engine = Engine(runner, limits, NUM_BLOCKS, cost_model=COST)
         self.open: dict[str, GenerateRequest] = {}
         self.texts: dict[tuple[str, int], list[int]] = {}
         self.ended: dict[str, set[int]] = {}
         self.fences: dict[str, int] = {}
         self.count = 0
+
+    def create_runner(self) -> ModelRunner:
+        return ModelRunner(self.model, NUM_BLOCKS)
 
     @rule(
         num_shared=st.sampled_from([0, 64, 100, 128]),
@@ -223,3 +227,18 @@ TestEngineMachine = pytest.mark.slow(
     pytest.mark.usefixtures("eager_admission")(EngineMachine.TestCase)
 )
 TestEngineMachine.settings = settings(max_examples=100, stateful_step_count=40)
+
+
+class LateMachine(EngineMachine):
+    """The same where each step is planned before the last one's tokens are known."""
+
+    def create_runner(self) -> ModelRunner:
+        return LateRunner(self.model, NUM_BLOCKS, num_slots=6)
+
+    def _was_beside_poison(self, new: GenerateRequest) -> bool:
+        """A failure is heard a step late, when the poisoned request may have been told of it."""
+        return True
+
+
+TestLateMachine = pytest.mark.slow(pytest.mark.usefixtures("eager_admission")(LateMachine.TestCase))
+TestLateMachine.settings = settings(max_examples=60, stateful_step_count=40)

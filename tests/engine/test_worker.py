@@ -18,6 +18,7 @@ import redis.asyncio
 from common.clock import utc_now_us
 from engine.broker.gateway import GatewayBroker
 from engine.broker.settings import BrokerSettings
+from engine.errors import RequestLost
 from engine.messages import CheckIntegrity, GenerateRequest, Heartbeat, TokenFrame
 from kernels.cpu.build import NATIVE
 from tests.engine.driver import request
@@ -45,7 +46,7 @@ def start(checkpoint: Path, clean_redis: str) -> Iterator[Start]:
     """Starts workers; those that are still there at the end are killed."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start_worker(prefix: tuple[str, ...] = ()) -> "subprocess.Popen[bytes]":
+    def start_worker(prefix: tuple[str, ...] = (), *options: str) -> "subprocess.Popen[bytes]":
         environment = os.environ | {
             "NCOMPASS_REDIS_URL": clean_redis,
             "NCOMPASS_ENGINE_DTYPE": "fp32",
@@ -57,7 +58,7 @@ def start(checkpoint: Path, clean_redis: str) -> Iterator[Start]:
         }
         command = [sys.executable, "-m", "engine.worker", "--model", MODEL]
         command += ["--path", str(checkpoint), "--revision", "r1"]
-        process = subprocess.Popen([*prefix, *command], env=environment)
+        process = subprocess.Popen([*prefix, *command, *options], env=environment)
         started.append(process)
         return process
 
@@ -198,3 +199,26 @@ async def test_a_worker_ends_when_its_supervisor_is_killed(
     with contextlib.suppress(psutil.NoSuchProcess):
         await asyncio.to_thread(worker.wait, 10)
     assert not worker.is_running()
+
+
+@pytest.mark.slow
+async def test_a_killed_rank_ends_its_worker_and_another_goes_on_with_the_answer(
+    start: Start, gateway: GatewayBroker, checkpoint: Path
+) -> None:
+    worker = start((), "--tensor-parallel", "2")
+    heartbeat = await is_ready(gateway)
+    assert heartbeat.load_report.startswith("fused; shared by 2 ranks")
+    new = asked("shared", 400)
+    stream = await gateway.submit(new, confirmed=True)
+    frames = [await anext(stream)]
+    [follower] = psutil.Process(worker.pid).children()
+    follower.kill()
+    with pytest.raises(RequestLost):
+        frames += [frame async for frame in stream]
+    assert await asyncio.to_thread(worker.wait, 20) == 1
+
+    start()
+    said = tokens_of(frames)
+    rest = msgspec.structs.replace(new, attempt=2, emitted_token_ids=(tuple(said),))
+    frames = await frames_of(gateway, rest)
+    assert said + tokens_of(frames) == generated(checkpoint, [PROMPT], 400)[0]

@@ -76,9 +76,9 @@ def test_the_same_input_gives_the_same_result() -> None:
 def test_the_schedulers_own_code_runs_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = chat(30.0, 20)
     before = simulate(requests, H100, OURS)
-    advance = Scheduler.advance
+    launch = Scheduler.launch
     calls: list[object] = []
-    monkeypatch.setattr(Scheduler, "advance", lambda s, b: calls.append(b) or advance(s, b))
+    monkeypatch.setattr(Scheduler, "launch", lambda s, b: calls.append(b) or launch(s, b))
     simulate(requests, H100, OURS)
     assert len(calls) == before.num_steps
 

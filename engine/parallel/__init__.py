@@ -1,0 +1,1 @@
+"""Tensor parallelism: one model over several processes, each with a part of every projection."""
