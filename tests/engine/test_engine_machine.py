@@ -241,4 +241,4 @@ class LateMachine(EngineMachine):
 
 
 TestLateMachine = pytest.mark.slow(pytest.mark.usefixtures("eager_admission")(LateMachine.TestCase))
-TestLateMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestLateMachine.settings = settings(max_examples=40, stateful_step_count=40)
