@@ -31,6 +31,15 @@ class InfraSettings(BaseSettings):
     redis_url: SecretStr | None = None
     """None: an embedded Redis that lives and dies with the supervisor."""
 
+    hub_endpoint: str | None = Field(
+        default=None, validation_alias=AliasChoices("NCOMPASS_HUB_ENDPOINT", "HF_ENDPOINT")
+    )
+    """The model hub that `models add owner/name` asks; None: the public one."""
+    hub_token: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("NCOMPASS_HUB_TOKEN", "HF_TOKEN")
+    )
+    """For models that are gated or private."""
+
     start_timeout_s: float = Field(default=300.0, gt=0)
     """How long everything together may take to become ready, once it is set up."""
     backlog: int = 4096

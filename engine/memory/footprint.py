@@ -5,6 +5,7 @@ Known before anything is loaded: whether it fits, and how many requests of which
 
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -55,12 +56,38 @@ class Footprint:
         return self.kv_bytes_per_token * self.context_length
 
 
-def read_footprint(directory: Path, bytes_per_element: int) -> Footprint:
-    """The footprint of the checkpoint in `directory`. Raises ModelRefused when it cannot be read."""
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """What the headers of a checkpoint's safetensors say."""
+
+    file_bytes: Mapping[str, int]
+    num_elements: Mapping[str, int]
+    """By the name of the tensor."""
+
+
+def stored_weights(directory: Path) -> StoredWeights:
+    """Of the files in `directory`. Raises ModelRefused when one cannot be read."""
+    paths = sorted(directory.glob("*.safetensors"))
+    elements: dict[str, int] = {}
+    for path in paths:
+        elements |= _num_elements(path)
+    return StoredWeights({path.name: path.stat().st_size for path in paths}, elements)
+
+
+def read_footprint(
+    directory: Path, bytes_per_element: int, stored: StoredWeights | None = None
+) -> Footprint:
+    """The footprint of the checkpoint in `directory`. Raises ModelRefused when it cannot be read.
+
+    `stored`: what is known of weights that are not there yet.
+    """
     config = _read_config(directory)
     packed = read_packed_weights(config)
-    paths = sorted(directory.glob("*.safetensors"))
-    num_parameters = sum(_num_parameters(path, packed) for path in paths)
+    elements = (stored or stored_weights(directory)).num_elements
+    num_parameters = sum(
+        size if packed is None else packed.num_weights(name, size)
+        for name, size in elements.items()
+    )
     if num_parameters == 0:
         raise ModelRefused(f"{directory} holds no weights as safetensors")
     pooling = read_pooling(directory)
@@ -80,22 +107,19 @@ def read_footprint(directory: Path, bytes_per_element: int) -> Footprint:
 def read_adapter_footprint(directory: Path, bytes_per_element: int) -> Footprint:
     """The footprint of an adapter beside its base. Raises ModelRefused when it cannot be read."""
     read_adapter_config(directory)
-    num_parameters = _num_parameters(directory / ADAPTER_WEIGHTS, None)
+    num_parameters = sum(_num_elements(directory / ADAPTER_WEIGHTS).values())
     return Footprint(num_parameters, 0, num_parameters * bytes_per_element, 0)
 
 
-def _num_parameters(path: Path, packed: PackedWeights | None) -> int:
-    """Weights that the tensors of one safetensors file hold, by its header alone."""
+def _num_elements(path: Path) -> dict[str, int]:
+    """Elements of the tensors of one safetensors file, by its header alone."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > HEADER_BYTES_MAX:
                 raise ModelRefused(f"{path.name} cannot be read: its header is too long")
             header: dict[str, dict[str, Any]] = json.loads(file.read(length))
-        sizes = {n: prod(entry["shape"]) for n, entry in header.items() if n != "__metadata__"}
-        if packed is None:
-            return sum(sizes.values())
-        return sum(packed.num_weights(name, size) for name, size in sizes.items())
+        return {n: prod(entry["shape"]) for n, entry in header.items() if n != "__metadata__"}
     except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as fault:
         raise ModelRefused(f"{path.name} cannot be read: {fault}") from fault
 

@@ -6,8 +6,11 @@ step and one sentence, and takes back whatever the addition itself has made.
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -21,10 +24,14 @@ from engine.adapter_config import is_adapter
 from engine.additions import AdditionState, ModelAddition
 from engine.broker.gateway import GatewayBroker
 from engine.catalog import HostedModel
+from engine.memory.footprint import StoredWeights
 from engine.worker.hosting import Hosting
+from infra.local import checkpoints, hub
 from infra.local.adapter_inspection import base_of, inspect_adapter
-from infra.local.checkpoints import Checkpoint, fetch
+from infra.local.checkpoints import Checkpoint
 from infra.local.fleet import Fleet
+from infra.local.gguf import Progress
+from infra.local.hub import HubAccess, is_hub_name
 from infra.local.inspection import Inspection, inspect, worker_dtype
 from infra.local.smoke_test import SmokeTest
 
@@ -33,6 +40,8 @@ logger = structlog.get_logger(__name__)
 POLL_S = 0.5
 LOAD_TIMEOUT_S = 1800.0
 SHOWN_ANSWER = 120
+
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -43,6 +52,7 @@ class Additions:
     fleet: Fleet
     broker: GatewayBroker
     models_directory: Path
+    hub_access: HubAccess = field(default_factory=HubAccess)
     _progress: dict[str, str] = field(default_factory=dict)
 
     async def follow(self) -> None:
@@ -90,14 +100,37 @@ class Additions:
             await self._fail(addition, f"{type(fault).__name__}: {reason}", created)
 
     async def _fetch(self, addition: ModelAddition) -> Checkpoint:
-        """Download or convert in a thread; the row hears of the progress once a poll."""
+        """Find it, convert it, or download it; a download that fails leaves nothing."""
+        source, directory = addition.source, self.models_directory
+        if not is_hub_name(source):
+            return await self._watched(addition, partial(checkpoints.fetch, source, directory))
+        try:
+            return await self._fetch_from_hub(addition)
+        except Exception:  # whatever it was: the addition fails with it, and its files go
+            unfinished = hub.partial_directory(directory, source)
+            await asyncio.to_thread(shutil.rmtree, unfinished, ignore_errors=True)
+            raise
+
+    async def _fetch_from_hub(self, addition: ModelAddition) -> Checkpoint:
+        """Its descriptions first: what may not be hosted, or does not fit, is not downloaded."""
+        source = addition.source
+        name = addition.name or source
+        look = partial(hub.describe, source, self.models_directory, self.hub_access)
+        model = await self._watched(addition, look)
+        if not is_adapter(model.directory):
+            await self._note(addition, "checking", "reading what describes it", name=name)
+            inspection, _ = await self._check(addition, name, model.directory, model.stored)
+            await self._note(addition, "fetching", inspection.fit)
+        whole = await self._watched(addition, partial(hub.fetch_weights, model))
+        return Checkpoint(source, whole)
+
+    async def _watched(self, addition: ModelAddition, work: Callable[[Progress], Result]) -> Result:
+        """Do it in a thread; the row hears of the progress once a poll."""
 
         def progress(line: str) -> None:
             self._progress[addition.id] = line
 
-        fetching = asyncio.create_task(
-            asyncio.to_thread(fetch, addition.source, self.models_directory, progress)
-        )
+        fetching = asyncio.create_task(asyncio.to_thread(work, progress))
         try:
             while not fetching.done():
                 await asyncio.wait({fetching}, timeout=POLL_S)
@@ -108,7 +141,11 @@ class Additions:
         return await fetching
 
     async def _check(
-        self, addition: ModelAddition, name: str, directory: Path
+        self,
+        addition: ModelAddition,
+        name: str,
+        directory: Path,
+        stored: StoredWeights | None = None,
     ) -> tuple[Inspection, HostedModel | None]:
         """What is known of its files, and its base if it is an adapter."""
         base = None
@@ -119,7 +156,8 @@ class Additions:
                 session.expunge(base)
         beats = await self.broker.heartbeats(None)
         if base is None:
-            return await asyncio.to_thread(inspect, directory, addition.licence, beats), None
+            licence = addition.licence
+            return await asyncio.to_thread(inspect, directory, licence, beats, stored), None
         dtype = worker_dtype(beats)
         found = await asyncio.to_thread(inspect_adapter, directory, addition.licence, base, dtype)
         return found, base

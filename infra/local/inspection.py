@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ModelRefused
-from engine.memory.footprint import Footprint, read_footprint, told_bytes
+from engine.memory.footprint import Footprint, StoredWeights, read_footprint, told_bytes
 from engine.messages import Heartbeat
 from infra.local.model_files import ModelFacts, read_config, read_model_facts
 
@@ -28,12 +28,18 @@ class Inspection:
     """One sentence for the operator."""
 
 
-def inspect(directory: Path, licence: str, beats: Sequence[Heartbeat]) -> Inspection:
+def inspect(
+    directory: Path,
+    licence: str,
+    beats: Sequence[Heartbeat],
+    stored: StoredWeights | None = None,
+) -> Inspection:
     """Everything that can be said before loading. Raises ModelRefused with the reason.
 
-    `licence` is the operator's word; `beats` say what the workers have room for.
+    `licence` is the operator's word; `beats` say what the workers have room for; `stored` is what is
+    known of weights that are not there yet.
     """
-    facts = read_model_facts(directory)
+    facts = read_model_facts(directory, None if stored is None else stored.file_bytes)
     config = read_config(directory)
     if config.get("auto_map"):
         raise ModelRefused("the checkpoint brings code of its own, and that is never run")
@@ -41,7 +47,7 @@ def inspect(directory: Path, licence: str, beats: Sequence[Heartbeat]) -> Inspec
     dtype = worker_dtype(beats)
     if facts.kind != "generate":
         dtype = "fp32"  # as the engine loads what pools
-    footprint = read_footprint(directory, BYTES_PER_ELEMENT[dtype])
+    footprint = read_footprint(directory, BYTES_PER_ELEMENT[dtype], stored)
     return Inspection(facts, footprint, licence, _fit(footprint, dtype, beats))
 
 

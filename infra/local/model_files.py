@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,24 +25,28 @@ class ModelFacts:
     kind: ModelKind
 
 
-def read_model_facts(directory: Path) -> ModelFacts:
-    """Check that the files are there and say what they are. Raises ModelRefused."""
+def read_model_facts(directory: Path, files: Mapping[str, int] | None = None) -> ModelFacts:
+    """Check that the files are there and say what they are. Raises ModelRefused.
+
+    `files`: bytes of the weights by name, where they are not there yet.
+    """
     config = read_config(directory)
     if not (directory / "tokenizer.json").is_file():
         raise ModelRefused(f"{directory} has no tokenizer.json")
-    weights = sorted(directory.glob("*.safetensors"))
-    if not weights:
+    if files is None:
+        files = {path.name: path.stat().st_size for path in directory.glob("*.safetensors")}
+    if not files:
         raise ModelRefused(f"{directory} has no *.safetensors; other formats are not loaded")
     pooling = read_pooling(directory)
     digest = hashlib.sha256((directory / "config.json").read_bytes())
-    for path in weights:
-        digest.update(f"{path.name}:{path.stat().st_size}".encode())
+    for name in sorted(files):
+        digest.update(f"{name}:{files[name]}".encode())
     return ModelFacts(
         architecture=str((config.get("architectures") or ["unknown"])[0]),
         context_length=context_length(config) if pooling is None else pooling.max_tokens,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "unknown"),
         revision=digest.hexdigest()[:12],
-        weight_bytes=sum(path.stat().st_size for path in weights),
+        weight_bytes=sum(files.values()),
         kind="generate" if pooling is None else pooling.kind,
     )
 

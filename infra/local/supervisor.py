@@ -26,6 +26,7 @@ from infra.local.console import Display
 from infra.local.default_model import DEFAULT_MODEL
 from infra.local.fleet import Fleet
 from infra.local.guard import Guard
+from infra.local.hub import HubAccess
 from infra.local.parts import Part, PartSpec
 from infra.local.platform_parts import api_part, celery_part, redis_part
 from infra.local.redis_server import find_redis_server
@@ -144,9 +145,15 @@ class Supervisor:
         try:
             async with open_broker(wiring.redis_url) as broker:
                 sessions = create_sessions(engine)
-                await Additions(sessions, self._fleet, broker, wiring.var / "models").follow()
+                models = wiring.var / "models"
+                await Additions(sessions, self._fleet, broker, models, self._hub()).follow()
         finally:
             await engine.dispose()
+
+    def _hub(self) -> HubAccess:
+        token = self.settings.hub_token
+        secret = None if token is None else token.get_secret_value()
+        return HubAccess(self.settings.hub_endpoint, secret)
 
     async def _start_part(self, spec: PartSpec) -> Part:
         assert self._guard is not None
