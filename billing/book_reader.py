@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import bindparam, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
 from accounts.models import ApiKey, Organization
@@ -95,7 +95,7 @@ class Reading:
 
 
 async def read(
-    session: AsyncSession, operations: Sequence[HoldOperation], *, clock: Clock
+    connection: AsyncConnection, operations: Sequence[HoldOperation], *, clock: Clock
 ) -> Reading:
     """Load and lock everything that `operations` may touch."""
     admits = [operation for operation in operations if isinstance(operation, AdmitHold)]
@@ -105,16 +105,16 @@ async def read(
     asking = Call(_HOLD, [{"request_id": request_id} for request_id in request_ids])
     if len(admits) == len(operations):
         found, *others = await send_together(
-            session, [asking, *_asking(key_ids, organization_ids, ())]
+            connection, [asking, *_asking(key_ids, organization_ids, ())]
         )
         holds = _holds(found.rows)
     else:
-        (found,) = await send_together(session, [asking])
+        (found,) = await send_together(connection, [asking])
         holds = _holds(found.rows)
         organization_ids |= {hold.organization_id for hold in holds.values()}
         key_ids |= {hold.api_key_id for hold in _of(ExtendHold, operations, holds)}
         charged = {hold.organization_id for hold in _of(SettleHold, operations, holds)}
-        others = await send_together(session, _asking(key_ids, organization_ids, charged))
+        others = await send_together(connection, _asking(key_ids, organization_ids, charged))
     found_keys, accounts, open_lots = others
     now_us = clock()
     keys = {row[0]: _key(*row) for row in found_keys.rows}
@@ -124,7 +124,7 @@ async def read(
         accounts={row[0]: Account(*row[1:]) for row in accounts.rows},
         keys=keys,
         lots=lots.in_order(open_lots.rows),
-        budgets=await _read_budgets(session, keys, now_us),
+        budgets=await _read_budgets(connection, keys, now_us),
     )
 
 
@@ -179,11 +179,11 @@ def _key(
 
 
 async def _read_budgets(
-    session: AsyncSession, keys: dict[str, Key], now_us: int
+    connection: AsyncConnection, keys: dict[str, Key], now_us: int
 ) -> dict[str, list[OpenBudget]]:
     """How the budgets of these keys stand. After the balances: their locks make it exact."""
     bounds = list(dict.fromkeys(bound for key in keys.values() for bound in key.bounds))
     stands = dict(
-        zip(bounds, await budgets.load_stands(session, bounds, now_us=now_us), strict=True)
+        zip(bounds, await budgets.load_stands(connection, bounds, now_us=now_us), strict=True)
     )
     return {key_id: [stands[bound] for bound in key.bounds] for key_id, key in keys.items()}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from sqlalchemy import BigInteger, ClauseElement, Table, bindparam, insert, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.errors import LedgerConflict
 from billing.hold_operations import Hold, Outcome, UsageFacts
@@ -172,20 +172,20 @@ class BookChanges:
 
 
 async def write_changes(
-    session: AsyncSession,
+    connection: AsyncConnection,
     changes: BookChanges,
     open_lots: dict[str, list[OpenLot]],
     *,
     now_us: int,
 ) -> None:
-    """Write a group's decisions in the session's transaction."""
+    """Write a group's decisions in the connection's transaction."""
     calls = [
         *_of_holds(changes),
         *_of_ledger(changes.closed, open_lots, now_us),
         *_of_usage(changes.closed, now_us),
         _of_balances(changes.moves),
     ]
-    for call, answer in zip(calls, await send_together(session, calls), strict=True):
+    for call, answer in zip(calls, await send_together(connection, calls), strict=True):
         if answer.rowcount != len(call.rows):
             raise LedgerConflict("A guarded update found its row changed.", rows=len(call.rows))
 

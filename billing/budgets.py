@@ -21,7 +21,7 @@ from sqlalchemy import (
     literal_column,
     select,
 )
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from accounts.errors import KeyNotFound
@@ -128,16 +128,16 @@ async def list_budgets(
     )
     budgets = found.all()
     bounds = [_bound(budget) for budget in budgets]
-    stands = await load_stands(session, bounds, now_us=clock())
+    stands = await load_stands(await session.connection(), bounds, now_us=clock())
     return list(zip(budgets, stands, strict=True))
 
 
 async def load_stands(
-    session: AsyncSession, bounds: Iterable[Bound], *, now_us: int
+    connection: AsyncConnection, bounds: Iterable[Bound], *, now_us: int
 ) -> list[OpenBudget]:
     """How each of these budgets stands. Exact while the balances are locked."""
     bounds = list(bounds)
-    answers = await send_together(session, [_asking(bound, now_us) for bound in bounds])
+    answers = await send_together(connection, [_asking(bound, now_us) for bound in bounds])
     return [
         OpenBudget(bound.limit_nano_usd, *answer.rows[0])
         for bound, answer in zip(bounds, answers, strict=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from accounts.api_keys import require_live
 from accounts.errors import InvalidKey, OrganizationFrozen
@@ -57,13 +57,13 @@ class PriceCache:
     def __init__(self) -> None:
         self._prices: dict[str, Price] = {}
 
-    async def load(self, session: AsyncSession, price_ids: set[str]) -> dict[str, Price]:
+    async def load(self, connection: AsyncConnection, price_ids: set[str]) -> dict[str, Price]:
         """The prices with these ids that exist."""
         missing = sorted(price_ids - self._prices.keys())
         if missing:
-            found = await find_prices(session, missing)
-            for price in found.values():
-                session.expunge(price)  # it outlives the session
+            async with AsyncSession(connection, expire_on_commit=False) as session:
+                found = await find_prices(session, missing)
+                session.expunge_all()  # they outlive the session
             self._prices.update(found)
         return self._prices
 
@@ -85,14 +85,14 @@ class HoldBook:
     @classmethod
     async def open(
         cls,
-        session: AsyncSession,
+        connection: AsyncConnection,
         operations: Sequence[HoldOperation],
         prices: PriceCache,
         *,
         clock: Clock = utc_now_us,
     ) -> Self:
         """Load and lock everything that `operations` may touch."""
-        reading = await book_reader.read(session, operations, clock=clock)
+        reading = await book_reader.read(connection, operations, clock=clock)
         price_ids = {one.price_id for one in operations if isinstance(one, AdmitHold)}
         price_ids |= {hold.price_id for hold in reading.holds.values()}
         return cls(
@@ -100,7 +100,7 @@ class HoldBook:
             reading.holds,
             reading.accounts,
             reading.keys,
-            await prices.load(session, price_ids),
+            await prices.load(connection, price_ids),
             reading.lots,
             reading.budgets,
         )
@@ -117,9 +117,9 @@ class HoldBook:
             case VoidHold():
                 return self._void(operation)
 
-    async def write(self, session: AsyncSession) -> None:
+    async def write(self, connection: AsyncConnection) -> None:
         """Write what has been decided. The caller commits."""
-        await write_changes(session, self._changes, self._lots, now_us=self.now_us)
+        await write_changes(connection, self._changes, self._lots, now_us=self.now_us)
 
     def _admit(self, admit: AdmitHold) -> Hold:
         _require_counts(admit.input_tokens, admit.output_tokens)

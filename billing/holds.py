@@ -31,7 +31,7 @@ from billing.hold_operations import (
 from common.clock import Clock, utc_now_us
 from common.db import Sessions
 from common.errors import PlatformError
-from common.round_trip import begin_late
+from common.round_trip import beginning_late
 
 __all__ = [
     "AdmitHold",
@@ -89,7 +89,7 @@ class HoldWriter:
         settle_patience_s: float = 60.0,
         clock: Clock = utc_now_us,
     ) -> None:
-        self._sessions = sessions
+        self._engine = beginning_late(sessions)
         self._max_group = max_group
         self._settle_patience_s = settle_patience_s
         self._clock = clock
@@ -246,13 +246,11 @@ class HoldWriter:
         """Decide and commit `operations` together; a refused one leaves no trace."""
         is_committing = False
         try:
-            async with self._sessions() as session:
-                await begin_late(session)
-                book = await HoldBook.open(session, operations, self._prices, clock=self._clock)
+            async with self._engine.begin() as connection:
+                book = await HoldBook.open(connection, operations, self._prices, clock=self._clock)
                 answers = [_apply(book, operation) for operation in operations]
-                await book.write(session)
+                await book.write(connection)
                 is_committing = True
-                await session.commit()
         except UNREACHABLE as error:
             raise _Unreachable(is_committing) from error
         return answers

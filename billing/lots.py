@@ -80,7 +80,7 @@ def in_order(rows: Iterable[Row]) -> dict[str, list[OpenLot]]:
 
 async def load_open_lots(session: AsyncSession, organization_id: str) -> list[OpenLot]:
     """Lots with something left, in order of use. The caller has locked the balance."""
-    (found,) = await send_together(session, [asking_for_lots([organization_id])])
+    (found,) = await send_together(await session.connection(), [asking_for_lots([organization_id])])
     return in_order(found.rows).get(organization_id, [])
 
 

@@ -36,10 +36,11 @@ async def close_lost_gateways(session: AsyncSession, *, clock: Clock = utc_now_u
         VoidHold(request_id, epoch, "gateway_lost", is_fencing=True) for request_id, epoch in found
     ]
     if voids:
-        book = await HoldBook.open(session, voids, PriceCache(), clock=clock)
+        connection = await session.connection()
+        book = await HoldBook.open(connection, voids, PriceCache(), clock=clock)
         for void in voids:
             book.apply(void)
-        await book.write(session)
+        await book.write(connection)
     return len(voids)
 
 

@@ -73,7 +73,12 @@ def create_engine(database_url: str) -> AsyncEngine:
     # NOTE: hide_parameters, because a database error in a log must not carry e-mail addresses.
     if not database_url.startswith("sqlite"):
         engine = create_async_engine(
-            database_url, pool_size=16, max_overflow=16, hide_parameters=True
+            database_url,
+            pool_size=16,
+            max_overflow=16,
+            hide_parameters=True,
+            # What is worth preparing is prepared by `common.pipeline`.
+            connect_args={"prepare_threshold": None, "client_encoding": "utf8"},
         )
         _ask_whether_alive(engine)
         return engine

@@ -2,33 +2,38 @@
 
 SQLAlchemy sends a statement and waits for its answer before it sends the next; in a hold's eight
 statements most of the time was such waiting, and the way through the ORM's layers. Here statements
-are compiled once, and those that need not wait for one another leave at once (psycopg's pipeline).
+are compiled once, and those that need not wait for one another leave at once (`common.pipeline`).
 Nothing else changes: each is executed by itself and in order, sees what was committed before it
 began, and takes its locks as it would alone.
 """
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import ClauseElement, Dialect, Select
+from sqlalchemy import ClauseElement, Select
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.aiosqlite import SQLiteDialect_aiosqlite
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.sql.compiler import SQLCompiler
 
-from common.db import BEGINS_LATE
+from common import pipeline
+from common.db import BEGINS_LATE, Sessions
 from common.sqlite import visit
 
 Row = tuple[Any, ...]
 Parameters = Mapping[str, Any]
-_DIALECTS: dict[str, Dialect] = {
-    "postgresql": PGDialect_psycopg(),  # type: ignore[no-untyped-call]  # SQLAlchemy's own
-    "sqlite": SQLiteDialect_aiosqlite(paramstyle="named"),
-}
+_SQLITE = SQLiteDialect_aiosqlite(paramstyle="named")
+_POSTGRESQL = PGDialect_psycopg(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]  # theirs
+BEGIN = b"BEGIN"
+PREPARED = "prepared"
+"""Where a connection of the pool keeps what `common.pipeline` has prepared on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,10 @@ class Statement:
     an index which has only such rows will do.
     """
 
-    texts: Mapping[str, str]
+    named: str
+    """As SQLite takes it, with `:name` for each value."""
+    numbered: tuple[bytes, tuple[str, ...]]
+    """As PostgreSQL takes it, with `$1`, and the names of its values in their order."""
     is_query: bool
 
     @classmethod
@@ -50,11 +58,16 @@ class Statement:
     @classmethod
     def by_dialect(cls, build: Callable[[str], ClauseElement]) -> "Statement":
         """One that `build` makes for `postgresql` and for `sqlite`."""
-        compiled = {name: build(name).compile(dialect=made) for name, made in _DIALECTS.items()}
-        for one in compiled.values():
-            assert all(value is None for value in one.params.values()), f"a constant in {one}"
-        is_query = isinstance(compiled["sqlite"].statement, Select)
-        return cls({name: str(one) for name, one in compiled.items()}, is_query)
+        named = build("sqlite").compile(dialect=_SQLITE)
+        numbered = build("postgresql").compile(dialect=_POSTGRESQL)
+        assert isinstance(numbered, SQLCompiler)
+        assert numbered.positiontup is not None
+        assert not any(numbered.params.values()), f"a constant in {numbered}"
+        return cls(
+            str(named),
+            (str(numbered).encode(), tuple(numbered.positiontup)),
+            isinstance(named.statement, Select),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,63 +89,56 @@ class Answer:
 NOTHING = Answer([], 0)
 
 
-async def begin_late(session: AsyncSession) -> None:
-    """Let the transaction of a new session begin with what is first sent together.
+def beginning_late(sessions: Sessions) -> AsyncEngine:
+    """The engine of `sessions`, but a transaction begins with what is first sent together.
 
-    Until then there is none: a statement that is executed in any other way is committed by itself.
+    For `async with beginning_late(sessions).begin() as connection`, without a session: what the ORM
+    does for each transaction takes longer than a hold.
     """
-    options: dict[str, Any] = {BEGINS_LATE: True}
-    if session.get_bind().dialect.name == "postgresql":
-        options["isolation_level"] = "AUTOCOMMIT"  # of the driver, which sends no BEGIN then
-    await session.connection(execution_options=options)
+    engine: AsyncEngine = sessions.kw["bind"]
+    return engine.execution_options(**{BEGINS_LATE: True})
 
 
-async def send_together(session: AsyncSession, calls: Sequence[Call]) -> list[Answer]:
+async def send_together(connection: AsyncConnection, calls: Sequence[Call]) -> list[Answer]:
     """Execute `calls` in order and return what each came to; raises SQLAlchemy's DBAPIError.
 
     When one fails, those after it are not executed, and the transaction can only be rolled back.
     """
     if not any(call.rows for call in calls):
         return [NOTHING for _ in calls]
-    connection = await session.connection()
-    driver: Any = (await connection.get_raw_connection()).driver_connection
+    assert connection.sync_connection is not None
+    raw = connection.sync_connection.connection
+    driver: Any = raw.driver_connection
     try:
         if isinstance(driver, psycopg.AsyncConnection):
-            return await _send_to_postgresql(driver, calls)
+            prepared = raw.info.setdefault(PREPARED, {})  # ends with the connection
+            return await _run_on_postgresql(driver, prepared, calls)
         return await visit(driver, _run_on_sqlite, calls)
     except (psycopg.Error, sqlite3.Error) as error:
         raise await _translated(connection, error) from error
+    except asyncio.CancelledError:
+        await connection.invalidate()  # nobody knows how far it has come
+        raise
 
 
-async def _send_to_postgresql(
-    driver: psycopg.AsyncConnection[Row], calls: Sequence[Call]
+async def _run_on_postgresql(
+    driver: psycopg.AsyncConnection[Any], prepared: dict[bytes, bytes], calls: Sequence[Call]
 ) -> list[Answer]:
-    is_new = driver.autocommit and driver.info.transaction_status == TransactionStatus.IDLE
-    async with driver.pipeline():
-        if is_new:
-            await driver.execute("BEGIN")
-        cursors = [await _execute(driver, call) if call.rows else None for call in calls]
-    return [await _answer(cursor, call) for cursor, call in zip(cursors, calls, strict=True)]
-
-
-async def _execute(driver: psycopg.AsyncConnection[Row], call: Call) -> psycopg.AsyncCursor[Row]:
-    cursor = driver.cursor()
-    text = call.statement.texts["postgresql"]
-    if len(call.rows) == 1:
-        await cursor.execute(text, call.rows[0])
-    else:
-        # Half the work of as many `execute`, though what is found is waited for.
-        await cursor.executemany(text, call.rows, returning=call.statement.is_query)
-    return cursor
-
-
-async def _answer(cursor: psycopg.AsyncCursor[Row] | None, call: Call) -> Answer:
-    if cursor is None:
-        return NOTHING
-    if not call.statement.is_query:
-        return Answer([], cursor.rowcount)
-    rows = [row async for found in cursor.results() for row in await found.fetchall()]
-    return Answer(rows, len(rows))
+    is_new = driver.info.transaction_status == TransactionStatus.IDLE
+    commands: list[pipeline.Command] = [(BEGIN, ())] if is_new else []
+    for call in calls:
+        text, names = call.statement.numbered
+        commands += [(text, [row[name] for name in names]) for row in call.rows]
+    results = iter((await pipeline.run(driver, prepared, commands))[is_new:])
+    answers = []
+    for call in calls:
+        of_call = list(islice(results, len(call.rows)))
+        if call.statement.is_query:
+            rows = [row for result in of_call for row in pipeline.rows_of(result)]
+            answers.append(Answer(rows, len(rows)))
+        else:
+            answers.append(Answer([], sum(result.command_tuples or 0 for result in of_call)))
+    return answers
 
 
 def _run_on_sqlite(raw: sqlite3.Connection, calls: Sequence[Call]) -> list[Answer]:
@@ -144,7 +150,7 @@ def _run_on_sqlite(raw: sqlite3.Connection, calls: Sequence[Call]) -> list[Answe
         rows: list[Row] = []
         changed = 0
         for parameters in call.rows:
-            cursor = raw.execute(call.statement.texts["sqlite"], parameters)
+            cursor = raw.execute(call.statement.named, parameters)
             rows += cursor.fetchall()
             changed += cursor.rowcount
         answers.append(Answer(rows, len(rows) if call.statement.is_query else changed))
@@ -156,7 +162,8 @@ async def _translated(
 ) -> BaseException:
     """The same error as SQLAlchemy would raise it; a connection that is lost is given up."""
     dialect = connection.dialect
-    raw = await connection.get_raw_connection()
+    assert connection.sync_connection is not None
+    raw = connection.sync_connection.connection
     is_lost = dialect.is_disconnect(error, raw.dbapi_connection, None)  # type: ignore[arg-type]
     if is_lost:
         await connection.invalidate(error)

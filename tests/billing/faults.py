@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from common.db import Sessions
+from common.db import Sessions, create_sessions
 
 Fault = Literal["before", "after"]
 
@@ -20,20 +20,9 @@ class Faults:
     planned: list[Fault | None] = field(default_factory=list)
 
     def sessions(self, engine: AsyncEngine) -> Sessions:
-        """Sessions whose `commit` suffers what is planned."""
-        planned = self.planned
-
-        class FaultySession(AsyncSession):
-            async def commit(self) -> None:
-                fault = planned.pop(0) if planned else None
-                if fault == "before":
-                    await self.rollback()
-                    raise lost_connection()
-                await super().commit()
-                if fault == "after":
-                    raise lost_connection()
-
-        return async_sessionmaker(engine, class_=FaultySession, expire_on_commit=False)
+        """Sessions on an engine whose commits suffer what is planned."""
+        plan_faults(engine, self.planned)
+        return create_sessions(engine)
 
 
 def lost_connection() -> OperationalError:
@@ -62,9 +51,11 @@ class FaultyBegin:
                 raise lost_connection()
 
 
-def plan_faults(engine: AsyncEngine) -> list[Fault | None]:
+def plan_faults(
+    engine: AsyncEngine, planned: list[Fault | None] | None = None
+) -> list[Fault | None]:
     """What the next commits on this engine suffer, whoever makes them; to be filled by a test."""
-    planned: list[Fault | None] = []
+    planned = [] if planned is None else planned
     dialect: Any = engine.sync_engine.dialect
     commit = dialect.do_commit
 

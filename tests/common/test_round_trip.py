@@ -1,13 +1,16 @@
 """Statements that travel together are one transaction, whatever becomes of them."""
 
+import asyncio
+from contextlib import suppress
+
 import psycopg
 import pytest
 from sqlalchemy import bindparam, insert, select, text, update
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 
 from common.db import Base, Sessions, create_engine, create_sessions
 from common.outbox import OutboxMessage
-from common.round_trip import NOTHING, Call, Statement, begin_late, send_together
+from common.round_trip import NOTHING, Call, Statement, beginning_late, send_together
 
 TABLE = Base.metadata.tables[OutboxMessage.__tablename__]
 ADD = Statement.of(
@@ -17,6 +20,7 @@ ADD = Statement.of(
     )
 )
 FIND = Statement.of(select(TABLE.c.id).where(TABLE.c.topic == bindparam("topic")))
+SLEEP = Statement.of(select(text("pg_sleep(5)")))
 RAISE = Statement.of(
     update(TABLE)
     .where(TABLE.c.id == bindparam("b_id"), TABLE.c.attempts == bindparam("b_seen"))
@@ -34,10 +38,9 @@ async def ids(sessions: Sessions) -> set[str]:
 
 
 async def test_each_sees_what_those_before_it_did(sessions: Sessions) -> None:
-    async with sessions() as session:
-        await begin_late(session)
+    async with beginning_late(sessions).begin() as connection:
         before, added, nobody, after = await send_together(
-            session,
+            connection,
             [
                 Call(FIND, [{"topic": "t"}]),
                 Call(ADD, [message("a"), message("b"), message("c", "u")]),
@@ -45,7 +48,6 @@ async def test_each_sees_what_those_before_it_did(sessions: Sessions) -> None:
                 Call(FIND, [{"topic": "t"}, {"topic": "u"}, {"topic": "none"}]),
             ],
         )
-        await session.commit()
     assert (before.rows, added.rowcount, nobody) == ([], 3, NOTHING)
     assert sorted(after.rows) == [("a",), ("b",), ("c",)]
     assert after.rowcount == 3
@@ -53,27 +55,25 @@ async def test_each_sees_what_those_before_it_did(sessions: Sessions) -> None:
 
 
 async def test_what_was_not_committed_is_gone(sessions: Sessions) -> None:
-    async with sessions() as session:
-        await begin_late(session)
-        await send_together(session, [Call(ADD, [message("a")])])
-        await session.execute(text("SELECT 1"))
-        await send_together(session, [Call(ADD, [message("b")])])
+    async with beginning_late(sessions).connect() as connection:
+        await connection.begin()
+        await send_together(connection, [Call(ADD, [message("a")])])
+        await connection.execute(text("SELECT 1"))
+        await send_together(connection, [Call(ADD, [message("b")])])
     assert await ids(sessions) == set()
     async with sessions() as session:  # the connection is as it was
-        await send_together(session, [Call(ADD, [message("c")])])
-        await session.rollback()
+        await send_together(await session.connection(), [Call(ADD, [message("c")])])
     assert await ids(sessions) == set()
 
 
 async def test_one_that_fails_takes_all_with_it(sessions: Sessions) -> None:
-    async with sessions() as session:
-        await begin_late(session)
-        calls = [Call(ADD, [message("a")]), Call(ADD, [message("b"), message("a")])]
-        with pytest.raises(IntegrityError):
-            await send_together(session, [*calls, Call(FIND, [{"topic": "t"}])])
+    calls = [Call(ADD, [message("a")]), Call(ADD, [message("b"), message("a")])]
+    with pytest.raises(IntegrityError):
+        async with beginning_late(sessions).begin() as connection:
+            await send_together(connection, [*calls, Call(FIND, [{"topic": "t"}])])
     assert await ids(sessions) == set()
     async with sessions.begin() as session:
-        assert len(await send_together(session, calls[:1])) == 1
+        assert len(await send_together(await session.connection(), calls[:1])) == 1
     assert await ids(sessions) == {"a"}
 
 
@@ -81,24 +81,68 @@ async def test_a_guarded_update_says_how_many_rows_it_changed(sessions: Sessions
     async with sessions.begin() as session:
         rows = [{"b_id": "a", "b_seen": 0}, {"b_id": "a", "b_seen": 0}, {"b_id": "b", "b_seen": 7}]
         calls = [Call(ADD, [message("a"), message("b")]), Call(RAISE, rows)]
-        _, raised = await send_together(session, calls)
+        _, raised = await send_together(await session.connection(), calls)
     assert raised.rowcount == 1
 
 
 async def test_a_lost_connection_is_given_up(postgresql_database_url: str) -> None:
     engine = create_engine(postgresql_database_url)
     sessions = create_sessions(engine)
-    async with sessions() as session:
-        await begin_late(session)
-        await send_together(session, [Call(ADD, [message("a")])])
-        process = await session.scalar(text("SELECT pg_backend_pid()"))
+    async with beginning_late(sessions).connect() as connection:
+        await connection.begin()
+        await send_together(connection, [Call(ADD, [message("a")])])
+        process = await connection.scalar(text("SELECT pg_backend_pid()"))
         plain = postgresql_database_url.replace("+psycopg", "")
         async with await psycopg.AsyncConnection.connect(plain, autocommit=True) as other:
             await other.execute("SELECT pg_terminate_backend(%s)", [process])
         with pytest.raises(OperationalError) as lost:
-            await send_together(session, [Call(FIND, [{"topic": "t"}])])
+            await send_together(connection, [Call(FIND, [{"topic": "t"}])])
     assert lost.value.connection_invalidated
     assert await ids(sessions) == set()
+    await engine.dispose()
+
+
+async def test_one_that_was_interrupted_ends_its_connection(postgresql_database_url: str) -> None:
+    engine = create_engine(postgresql_database_url)
+    sessions = create_sessions(engine)
+    calls = [Call(ADD, [message("a")]), Call(SLEEP)]
+    async with beginning_late(sessions).connect() as connection:
+        await connection.begin()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await send_together(connection, calls)
+    async with beginning_late(sessions).begin() as connection:
+        (found,) = await send_together(connection, [Call(FIND, [{"topic": "t"}])])
+    assert found.rows == []
+    await engine.dispose()
+
+
+async def test_a_string_that_the_database_cannot_keep_is_refused_whole(
+    postgresql_database_url: str,
+) -> None:
+    engine = create_engine(postgresql_database_url)
+    sessions = create_sessions(engine)
+    with pytest.raises(DataError):
+        async with beginning_late(sessions).begin() as connection:
+            await send_together(connection, [Call(ADD, [message("nul\0byte")])])
+    assert await ids(sessions) == set()
+    await engine.dispose()
+
+
+async def test_a_statement_is_prepared_once_whatever_fails(postgresql_database_url: str) -> None:
+    engine = create_engine(postgresql_database_url)
+    sessions = create_sessions(engine)
+    for name in ("a", "a", "b"):
+        with suppress(IntegrityError):
+            async with beginning_late(sessions).begin() as connection:
+                await send_together(
+                    connection, [Call(ADD, [message(name)]), Call(FIND, [{"topic": "t"}])]
+                )
+    async with engine.connect() as connection:
+        found = await connection.scalars(text("SELECT statement FROM pg_prepared_statements"))
+        prepared = found.all()
+    assert len(prepared) == len(set(prepared)) == 3  # BEGIN, too
+    assert await ids(sessions) == {"a", "b"}
     await engine.dispose()
 
 
