@@ -1,6 +1,6 @@
-"""Adapters of the fused decoder: merged projections get what is added to their parts, by slices.
+"""Adapters of the fused decoder: merged projections get what is added to their parts in one product.
 
-    y[rows, part] += up (down x[rows])
+    y[rows] += up (down x[rows]),    down = [A_q; A_k; A_v],  up = diagonal(s B_q, s B_k, s B_v)
 
 Both products are the base model's own `linear`, so a row has the same bits whatever shares the step.
 Where weights are smoothed (`engine.models.smoothing`), the factors are applied to A and B alike: what
@@ -32,9 +32,12 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Addend:
-    start: int
+    """What one adapter adds to one projection, all its parts together."""
+
     down: PackedLinear
+    """The parts' A, one below the other: [ranks, in]"""
     up: PackedLinear
+    """The parts' s B, each in its own rows and columns: [out, ranks]"""
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x: [n, in] -> [n, out], fp32"""
@@ -55,17 +58,18 @@ class FusedAdapters:
         self._smoothing = smoothing
         self._dtype = dtype
         self._device = device
-        self._by_number: dict[int, dict[str, list[_Addend]]] = {}
+        self._by_number: dict[int, dict[str, _Addend]] = {}
 
     def attach(self, number: int, adapter: Adapter) -> None:
         """Pack an adapter under a number that was never used. Raises ModelRefused."""
-        found: dict[str, list[_Addend]] = {}
+        parts: dict[str, list[tuple[_Place, LowRank]]] = {}
         for module, low_rank in adapter.items():
             place = self._places.get(module)
             refuse_misfit(module, low_rank, None if place is None else place.shape)
             assert place is not None
-            found.setdefault(place.projection, []).append(self._addend(module, place, low_rank))
-        self._by_number[number] = found
+            smoothed = self._smoothed(module, low_rank)
+            parts.setdefault(place.projection, []).append((place, smoothed))
+        self._by_number[number] = {name: self._addend(name, each) for name, each in parts.items()}
 
     def detach(self, number: int) -> None:
         """Forget an adapter; one that is not there is forgotten already."""
@@ -74,10 +78,10 @@ class FusedAdapters:
     def add(self, projection: str, groups: Groups, x: torch.Tensor, out: torch.Tensor) -> None:
         """Add to `out` [n, out], which the base has computed of `x` [n, in], what adapters add."""
         for number, rows in groups:
-            for addend in self._by_number[number].get(projection, ()):
+            addend = self._by_number[number].get(projection)
+            if addend is not None:
                 product = addend.product(x.index_select(0, rows))
-                part = out[:, addend.start : addend.start + product.shape[1]]
-                part.index_add_(0, rows, product.to(out.dtype))
+                out.index_add_(0, rows, product.to(out.dtype))
 
     def gate(
         self,
@@ -89,24 +93,32 @@ class FusedAdapters:
     ) -> None:
         """The same for a gated projection, whose parts have to be known before they are gated."""
         for number, rows in groups:
-            addends = self._by_number[number].get(projection)
-            if addends is None:
-                continue
-            chosen = x.index_select(0, rows)
-            both = gate_and_up(chosen, base)  # [n, gate and up], fp32
-            for addend in addends:
-                product = addend.product(chosen)
-                both[:, addend.start : addend.start + product.shape[1]] += product
-            out.index_copy_(0, rows, silu_and_mul(both).to(out.dtype))
+            addend = self._by_number[number].get(projection)
+            if addend is not None:
+                chosen = x.index_select(0, rows)
+                both = gate_and_up(chosen, base) + addend.product(chosen)
+                out.index_copy_(0, rows, silu_and_mul(both).to(out.dtype))
 
-    def _addend(self, module: str, place: _Place, low_rank: LowRank) -> _Addend:
+    def _smoothed(self, module: str, low_rank: LowRank) -> LowRank:
         factors = self._smoothing.get("head" if module == "lm_head" else f"{module}.weight")
-        down, up = low_rank.down, low_rank.up
-        if factors is not None:
-            down = Factors(columns=factors.columns).apply(down)
-            up = Factors(rows=factors.rows).apply(up)
-        packed = [PackedLinear(x.to(self._dtype).to(self._device)) for x in (down, up)]
-        return _Addend(place.start, *packed)
+        if factors is None:
+            return low_rank
+        return LowRank(
+            Factors(columns=factors.columns).apply(low_rank.down),
+            Factors(rows=factors.rows).apply(low_rank.up),
+        )
+
+    def _addend(self, projection: str, parts: list[tuple[_Place, LowRank]]) -> _Addend:
+        places = [each for each in self._places.values() if each.projection == projection]
+        num_outputs = sum(each.shape[0] for each in places)
+        down = torch.cat([low_rank.down for _, low_rank in parts])
+        up = torch.zeros(num_outputs, len(down))
+        column = 0
+        for place, low_rank in parts:
+            size, rank = low_rank.up.shape
+            up[place.start : place.start + size, column : column + rank] = low_rank.up
+            column += rank
+        return _Addend(*(PackedLinear(x.to(self._dtype).to(self._device)) for x in (down, up)))
 
 
 def _places(config: DecoderConfig) -> dict[str, _Place]:
