@@ -23,6 +23,8 @@ TIMING = {
     "prefill_ms": 21.5,
     "ttft_ms": 27.9,
     "decode_tokens_per_s": 92.1,
+    "draft_tokens": 6,
+    "accepted_draft_tokens": 4,
 }
 
 REQUESTS: Mapping[str, Mapping[str, Any]] = {

@@ -245,6 +245,8 @@ class Generation:
             behind_own_us=timings.behind_own_us,
             behind_others_us=timings.behind_others_us,
             tenants_active=timings.tenants_active,
+            draft_tokens=timings.draft_tokens,
+            accepted_draft_tokens=timings.accepted_draft_tokens,
             finish_reason=",".join(sorted(str(reason) for reason in reasons)) or None,
             streamed=self._order.is_streamed,
         )

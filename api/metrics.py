@@ -107,6 +107,8 @@ class WorkerGauges:
             "num_steps": gauge("steps", "Engine steps since the worker started."),
             "output_tokens_total": gauge("output_tokens", "Tokens sampled since it started."),
             "num_preemptions": gauge("preemptions", "Sequences whose blocks were taken away."),
+            "num_drafts": gauge("drafts", "Tokens guessed and computed since it started."),
+            "num_accepted_drafts": gauge("accepted_drafts", "Guesses that were right."),
             "prefill_tokens_total": gauge("prefill_tokens", "Tokens prefilled since it started."),
         }
         self._ready = gauge("ready", "1 where the worker takes requests.")

@@ -97,7 +97,15 @@ def together(summaries: list[Summary]) -> Summary:
         num_choices=sum(summary.num_choices for summary in summaries),
         charge_nano_usd=sum(summary.charge_nano_usd for summary in summaries),
         available_nano_usd=min(summary.available_nano_usd for summary in summaries),
-        timings=Timings(last.timings.ttft_us, last.timings.queued_us, last.timings.prefill_us),
+        timings=Timings(
+            last.timings.ttft_us,
+            last.timings.queued_us,
+            last.timings.prefill_us,
+            draft_tokens=sum(each.timings.draft_tokens or 0 for each in summaries),
+            accepted_draft_tokens=sum(
+                each.timings.accepted_draft_tokens or 0 for each in summaries
+            ),
+        ),
         reasoning_tokens=sum(summary.reasoning_tokens for summary in summaries),
         num_prompts=len(summaries),
     )

@@ -21,6 +21,8 @@ class Stopwatch:
         self._last_at_s = 0.0
         self._first_attempt = 0
         self._told: Timings = Timings()
+        self._num_drafts = 0
+        self._num_accepted_drafts = 0
 
     @property
     def has_begun(self) -> bool:
@@ -34,6 +36,9 @@ class Stopwatch:
             self._first_at_s = self._last_at_s
             self._first_attempt = frame.attempt
             self.num_cached_tokens = frame.num_cached_tokens
+        if frame.num_drafts:
+            self._num_drafts += frame.num_drafts
+            self._num_accepted_drafts += len(frame.token_ids) - 1
         timing = frame.timing
         if timing is None or frame.attempt != self._first_attempt:
             return
@@ -60,4 +65,6 @@ class Stopwatch:
             behind_own_us=told.behind_own_us,
             behind_others_us=told.behind_others_us,
             tenants_active=told.tenants_active,
+            draft_tokens=self._num_drafts,
+            accepted_draft_tokens=self._num_accepted_drafts,
         )

@@ -24,6 +24,10 @@ class Timings:
     tenants_active: int | None = None
     """Organizations that were served meanwhile, the own included."""
 
+    draft_tokens: int | None = None
+    """Tokens that were guessed ahead and computed with those that were due, all choices together."""
+    accepted_draft_tokens: int | None = None
+
     def as_json(self, output_tokens: int, num_choices: int = 1) -> dict[str, Any]:
         """The `timing` object; the decode rate is of one choice, after its first token."""
         rate = None
@@ -38,6 +42,8 @@ class Timings:
             "prefill_ms": milliseconds(self.prefill_us),
             "ttft_ms": milliseconds(self.ttft_us),
             "decode_tokens_per_s": rate,
+            "draft_tokens": self.draft_tokens,
+            "accepted_draft_tokens": self.accepted_draft_tokens,
         }
 
 

@@ -309,6 +309,8 @@ def _usage_row(ended: ClosedHold, now_us: int) -> dict[str, Any]:
         "behind_own_us": facts.behind_own_us,
         "behind_others_us": facts.behind_others_us,
         "tenants_active": facts.tenants_active,
+        "draft_tokens": facts.draft_tokens,
+        "accepted_draft_tokens": facts.accepted_draft_tokens,
         "created_at": now_us,
     }
 

@@ -27,6 +27,9 @@ class UsageFacts:
     """The part of `queued_us` in which the machine served the same organization."""
     behind_others_us: int | None = None
     tenants_active: int | None = None
+    draft_tokens: int | None = None
+    """Guessed ahead by the worker; what of them was accepted is part of the output."""
+    accepted_draft_tokens: int | None = None
     finish_reason: str | None = None
     streamed: bool = False
 

@@ -221,6 +221,8 @@ class UsageRecord(Base):
     behind_own_us: Mapped[Int64 | None]
     behind_others_us: Mapped[Int64 | None]
     tenants_active: Mapped[int | None]
+    draft_tokens: Mapped[int | None]
+    accepted_draft_tokens: Mapped[int | None]
     created_at: Mapped[Int64]
 
     @property

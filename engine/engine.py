@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from common.clock import Clock, utc_now_us
-from engine.batch import StepBatch
+from engine.batch import AdjustedRow, StepBatch
 from engine.cost_model import key_when_taken
-from engine.costs.step_meter import NO_STEPS, StepMeter, StepTotals
+from engine.costs.step_meter import NO_STEPS, StepMeter, StepTotals, work_of
 from engine.errors import ModelRefused
 from engine.flight import Flight, Pending
 from engine.messages import (
@@ -38,6 +38,8 @@ from engine.scheduling.slots import SlotTable
 from engine.scheduling.waits import WaitLedger
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
+from engine.speculation.acceptance import Run, runs_of
+from engine.speculation.speculator import Speculator
 
 if TYPE_CHECKING:  # only workers load the grammar engine
     from engine.models.adapters.weights import Adapter
@@ -82,6 +84,9 @@ class EngineStats:
     output_tokens_total: int = 0
     prefill_tokens_total: int = 0
     num_preemptions: int = 0
+    num_drafts: int = 0
+    """Tokens that were guessed and computed beside those that were due."""
+    num_accepted_drafts: int = 0
     cost_model: CostModel | None = None
     """Corrected by the last steps."""
     totals: StepTotals = NO_STEPS
@@ -104,9 +109,7 @@ class Runner(Protocol):
     def is_ahead(self) -> bool:
         """Whether the next step may start before the result of the last one is known."""
 
-    def start(
-        self, batch: StepBatch, slots: SlotTable, adjusted: list[tuple[int, Sequence]]
-    ) -> Pending:
+    def start(self, batch: StepBatch, slots: SlotTable, adjusted: list[AdjustedRow]) -> Pending:
         """Compute the batch, and what is wanted of its sample rows; the result may come later."""
 
 
@@ -132,12 +135,14 @@ class Engine:
         self._runner = runner
         self._may_fork = spec.shares_blocks
         without_hits = settings.model_copy(update={"is_prefix_cache_on": False})
+        self._may_draft = settings.is_speculation_on and spec.can_rewind and not runner.is_ahead
         self._settings = settings if spec.shares_blocks else without_hits
         self._num_blocks = num_blocks
         self._policy = policy
         self._waits = waits or WaitLedger()
         self._now_us = now_us
         self._utc_now_us = utc_now_us
+        self._speculator = Speculator(self.context_length)
         self._scheduler = self._create_scheduler()
         self._meter = StepMeter(cost_model)
         self._open_choices: Counter[str] = Counter()
@@ -179,6 +184,8 @@ class Engine:
             output_tokens_total=self._num_output_tokens,
             prefill_tokens_total=self._num_prefill_tokens,
             num_preemptions=scheduler.num_preemptions,
+            num_drafts=self._speculator.num_drafts,
+            num_accepted_drafts=self._speculator.num_accepted,
             cost_model=self._meter.corrected,
             totals=self._meter.totals,
             prediction_error=self._meter.relative_error,
@@ -320,6 +327,7 @@ class Engine:
     def _schedule(self) -> StepBatch:
         self._batch = None
         self._scheduler.cost_model = self._meter.planning_model
+        self._speculator.cost_model = self._meter.corrected
         self._batch = self._scheduler.schedule(self._now_us())
         return self._batch
 
@@ -349,21 +357,16 @@ class Engine:
             for slot, vector in zip(batch.sample_slots.tolist(), sampled.vectors, strict=True):
                 self._answer(self._scheduler.in_slot(slot), vector, now_us)
             return
-        for row in np.flatnonzero((sampled.token_ids < 0) & is_there).tolist():
-            sequence = self._scheduler.in_slot(int(batch.sample_slots[row]))
-            self._end(sequence, "error", error="the model computed no finite logit")
-        rows = np.flatnonzero((sampled.token_ids >= 0) & is_there)
-        tokens = sampled.token_ids[rows]
-        sequences = self._scheduler.append(batch.sample_slots[rows], tokens, now_us)
-        self._num_output_tokens += len(sequences)
-        logprobs = sampled.logprobs
-        for row, sequence, token in zip(rows.tolist(), sequences, tokens.tolist(), strict=True):
-            self._accept(sequence, token, logprobs.get(row), now_us)
+        runs = [run for run in runs_of(batch, sampled.token_ids) if is_there[run.first_row]]
+        for sequence, run in self._append(batch, runs, now_us):
+            self._accept(sequence, run, sampled.logprobs, now_us)
 
     def _note_seconds(self, flight: Flight, began_us: int, now_us: int) -> None:
         """What the step took, and whose it was."""
         batch, seconds = flight.batch, (now_us - began_us) / 1e6
         self._meter.observe(batch, seconds)
+        if not batch.chunks:
+            self._speculator.observe(work_of(batch), seconds, has_drafts=len(batch.drafts) > 0)
         charges = charge_step(flight.crew.sequences, batch, self.cost_model, seconds)
         self._waits.note(charges, began_us, now_us)
         self._scheduler.use.note(charges)
@@ -403,26 +406,51 @@ class Engine:
         )
         self._say(request.node, frame)
 
+    def _append(self, batch: StepBatch, runs: list[Run], now_us: int) -> list[tuple[Sequence, Run]]:
+        """What the sequences have said becomes theirs; those without a finite logit end."""
+        scheduler = self._scheduler
+        rows: list[int] = []
+        said: list[Run] = []
+        for sampled in runs:
+            sequence = scheduler.in_slot(int(batch.sample_slots[sampled.first_row]))
+            run = sampled.until_stop(sequence.request.sampling.stop_token_ids)
+            if run.token_ids[0] < 0:
+                self._end(sequence, "error", error="the model computed no finite logit")
+                continue
+            if run.num_drafts:
+                self._speculator.note(sequence, run.num_drafts, len(run.token_ids) - 1)
+                scheduler.accept_drafts(sequence, run.token_ids[:-1])
+            rows.append(run.last_row)
+            said.append(run)
+            self._num_output_tokens += len(run.token_ids)
+        tokens = np.array([run.token_ids[-1] for run in said], dtype=np.int64)
+        sequences = scheduler.append(batch.sample_slots[rows], tokens, now_us)
+        return list(zip(sequences, said, strict=True))
+
     def _accept(
-        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now_us: int
+        self, sequence: Sequence, run: Run, logprobs: dict[int, TokenLogprob], now_us: int
     ) -> None:
-        """One sampled token leaves in a frame, and may be the last one."""
+        """What was said in this step leaves in a frame, and may be the end."""
         if sequence.structure is not None:
-            sequence.structure.accept(token)
+            for token in run.token_ids:
+                sequence.structure.accept(token)
             if sequence.structure.is_too_slow:
                 self._end(sequence, "error", error=TOO_AMBIGUOUS, is_refused=True)
                 return
         is_first = sequence.first_token_us is None
         sequence.first_token_us = now_us if is_first else sequence.first_token_us
+        token = run.token_ids[-1]
         reason = self._finish_reason(sequence, token)
         request = sequence.request
+        has_logprobs = run.first_row in logprobs
         frame = TokenFrame(
             request_id=request.request_id,
             attempt=request.attempt,
-            first_index=sequence.num_generated - 1,
-            token_ids=(token,),
+            first_index=sequence.num_generated - len(run.token_ids),
+            token_ids=tuple(run.token_ids),
             choice=sequence.choice,
-            logprobs=None if logprob is None else (logprob,),
+            logprobs=tuple(logprobs[row] for row in run.rows) if has_logprobs else None,
+            num_drafts=run.num_drafts,
             finish_reason=reason,
             stop_token_id=token if reason == "stop" else None,
             num_cached_tokens=(sequence.num_cached_tokens or 0) if is_first else 0,
@@ -566,4 +594,5 @@ class Engine:
             cost_model=self.cost_model,
             policy=self._policy,
             is_whole=self._runner.is_pooling,
+            speculator=self._speculator if self._may_draft else None,
         )

@@ -197,6 +197,8 @@ class TokenFrame(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: PromptLogprobs | None = None
     """No tokens yet: a part of the prompt is computed. All parts come before the choice's tokens,
     once for all choices."""
+    num_drafts: int = 0
+    """Tokens that were guessed and computed with these; all of `token_ids` but the last were right."""
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     """The id that ended the choice; counted as output, never part of the text."""
@@ -359,6 +361,9 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     output_tokens_total: int = 0
     prefill_tokens_total: int = 0
     num_preemptions: int = 0
+    num_drafts: int = 0
+    """Tokens that were guessed and computed beside those that were due, since it started."""
+    num_accepted_drafts: int = 0
     cost_model: CostModel | None = None
     """Calibrated when the worker started, corrected by its last steps."""
     utilisation: Utilisation = Utilisation()

@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from engine.batch import StepBatch
+from engine.batch import AdjustedRow, StepBatch
 from engine.models.adapters.rows import AdapterRows
 from engine.models.model import AdaptableModel, Model
 from engine.models.sequence_states import SequenceStates
 from engine.prompt_logprobs import prompt_logprobs
 from engine.sampler import NOTHING_SAMPLED, Sampled, sample_step
 from engine.scheduling.slots import SlotTable
-from engine.sequence import Sequence
 from kernels.attention_metadata import AttentionMetadata
 
 
@@ -37,16 +36,12 @@ class ModelRunner:
         self.model = model
         self.kv_cache = model.create_kv_cache(num_blocks)
 
-    def start(
-        self, batch: StepBatch, slots: SlotTable, adjusted: list[tuple[int, Sequence]]
-    ) -> Computed:
+    def start(self, batch: StepBatch, slots: SlotTable, adjusted: list[AdjustedRow]) -> Computed:
         """Compute the whole step. See `engine.engine.Runner`."""
         return Computed(self.run(batch, slots, adjusted))
 
     @torch.inference_mode()
-    def run(
-        self, batch: StepBatch, slots: SlotTable, adjusted: list[tuple[int, Sequence]]
-    ) -> Sampled:
+    def run(self, batch: StepBatch, slots: SlotTable, adjusted: list[AdjustedRow]) -> Sampled:
         """Compute the batch's KV, and sample a token for each of its sample rows."""
         if isinstance(self.kv_cache, SequenceStates):
             self.kv_cache.keep_only(slots.first_blocks())

@@ -3,12 +3,11 @@
 import numpy as np
 import torch
 
-from engine.batch import StepBatch
+from engine.batch import AdjustedRow, StepBatch
 from engine.model_runner import Computed, attention_metadata
 from engine.models.pooled import PooledModel
 from engine.sampler import NO_TOKENS, NOTHING_SAMPLED, Sampled
 from engine.scheduling.slots import SlotTable
-from engine.sequence import Sequence
 
 
 class PoolingRunner:
@@ -21,16 +20,12 @@ class PoolingRunner:
         self.model = model
         self.kv_cache = model.create_kv_cache(0)
 
-    def start(
-        self, batch: StepBatch, slots: SlotTable, adjusted: list[tuple[int, Sequence]]
-    ) -> Computed:
+    def start(self, batch: StepBatch, slots: SlotTable, adjusted: list[AdjustedRow]) -> Computed:
         """Compute the whole step. See `engine.engine.Runner`."""
         return Computed(self.run(batch, slots, adjusted))
 
     @torch.inference_mode()
-    def run(
-        self, batch: StepBatch, slots: SlotTable, adjusted: list[tuple[int, Sequence]]
-    ) -> Sampled:
+    def run(self, batch: StepBatch, slots: SlotTable, adjusted: list[AdjustedRow]) -> Sampled:
         """Compute the batch's vectors. One that is not finite is None."""
         if batch.is_empty:
             return NOTHING_SAMPLED

@@ -5,15 +5,15 @@ position alone, never on what else shares the batch.
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.batch import StepBatch
+from engine.batch import AdjustedRow, StepBatch
 from engine.messages import PromptLogprobs, TokenLogprob
 from engine.scheduling.slots import SlotTable, has_penalties
-from engine.sequence import Sequence
 from kernels.sampling import SamplingBatch, sample
 
 
@@ -35,7 +35,7 @@ NOTHING_SAMPLED = Sampled(NO_TOKENS, {})
 
 
 def sample_step(
-    logits: torch.Tensor, batch: StepBatch, slots: SlotTable, adjusted: list[tuple[int, Sequence]]
+    logits: torch.Tensor, batch: StepBatch, slots: SlotTable, adjusted: list[AdjustedRow]
 ) -> Sampled:
     """logits: [R, vocab] -> one token per row. `adjusted`: the rows whose logits change first."""
     rows = batch.sample_slots
@@ -48,7 +48,7 @@ def sample_step(
         top_k=torch.from_numpy(slots.top_k[rows].astype(np.int64)).to(device),
         min_p=torch.from_numpy(slots.min_p[rows]).to(device),
         seeds=torch.from_numpy(slots.seed[rows]).to(device),
-        positions=torch.from_numpy(slots.num_tokens[rows].astype(np.int64)).to(device),
+        positions=torch.from_numpy(batch.sample_positions).to(device),
         is_all_greedy=not temperature.any(),
     )
     tokens = sample(chosen_from, sampling)
@@ -56,36 +56,38 @@ def sample_step(
     return Sampled(tokens.cpu().numpy(), _logprobs(logits, tokens, wanted))
 
 
-def adjust_logits(logits: torch.Tensor, adjusted: list[tuple[int, Sequence]]) -> torch.Tensor:
+def adjust_logits(logits: torch.Tensor, adjusted: list[AdjustedRow]) -> torch.Tensor:
     """A copy of the logits with penalties, biases, minimum lengths and grammars applied."""
     out = logits.float().clone()
-    _penalise(out, [each for each in adjusted if has_penalties(each[1].request.sampling)])
+    _penalise(out, [each for each in adjusted if has_penalties(each.sequence.request.sampling)])
     _add_biases(out, adjusted)
     _forbid_to_stop(out, adjusted)
-    for row, sequence in adjusted:
+    for sequence, rows in groupby(adjusted, key=lambda each: each.sequence):
         if sequence.structure is not None:
-            sequence.structure.mask(out[row])
+            ahead = list(rows)
+            drafts = ahead[-1].drafts.tolist()
+            sequence.structure.mask_ahead([out[each.row] for each in ahead], drafts)
     return out
 
 
-def _penalise(out: torch.Tensor, penalised: list[tuple[int, Sequence]]) -> None:
+def _penalise(out: torch.Tensor, penalised: list[AdjustedRow]) -> None:
     """Make what was said already less likely, in the rows of `out` [R, vocab] that ask for it."""
     if not penalised:
         return
-    sequences = [sequence for _, sequence in penalised]
-    samplings = [sequence.request.sampling for sequence in sequences]
+    samplings = [each.sequence.request.sampling for each in penalised]
+    outputs = [_with_drafts(each.sequence.output_token_ids, each.drafts) for each in penalised]
     said = [
-        sequence.output_token_ids
-        if sequence.request.sampling.repetition_penalty == 1.0
-        else sequence.token_ids[: sequence.num_tokens]
-        for sequence in sequences
+        output
+        if sampling.repetition_penalty == 1.0
+        else _with_drafts(each.sequence.token_ids[: each.sequence.num_tokens], each.drafts)
+        for each, sampling, output in zip(penalised, samplings, outputs, strict=True)
     ]
     cells, _ = _count_cells(said, out.shape[1])
-    own_cells, own_counts = _count_cells([s.output_token_ids for s in sequences], out.shape[1])
+    own_cells, own_counts = _count_cells(outputs, out.shape[1])
     counts = np.zeros(len(cells), dtype=np.float32)
     counts[np.searchsorted(cells, own_cells)] = own_counts
     owner, columns = np.divmod(cells, out.shape[1])
-    rows = np.array([row for row, _ in penalised], dtype=np.int64)[owner]
+    rows = np.array([each.row for each in penalised], dtype=np.int64)[owner]
 
     def of_cell(numbers: list[float]) -> torch.Tensor:
         return torch.from_numpy(np.array(numbers, dtype=np.float32)[owner]).to(out.device)
@@ -99,6 +101,10 @@ def _penalise(out: torch.Tensor, penalised: list[tuple[int, Sequence]]) -> None:
     out[at] = some
 
 
+def _with_drafts(token_ids: NDArray[np.int32], drafts: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.concatenate([token_ids, drafts]) if len(drafts) else token_ids
+
+
 def _count_cells(
     token_ids: list[NDArray[np.int32]], vocab_size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -109,9 +115,9 @@ def _count_cells(
     return np.unique(owners * vocab_size + ids, return_counts=True)
 
 
-def _add_biases(out: torch.Tensor, adjusted: list[tuple[int, Sequence]]) -> None:
+def _add_biases(out: torch.Tensor, adjusted: list[AdjustedRow]) -> None:
     """Add the callers' biases to out [R, vocab], those of all rows at once."""
-    biases = [(row, each.request.sampling.logit_bias or {}) for row, each in adjusted]
+    biases = [(each.row, each.sequence.request.sampling.logit_bias or {}) for each in adjusted]
     ids = [np.fromiter(bias, np.int64, len(bias)) for _, bias in biases]
     values = [np.fromiter(bias.values(), np.float32, len(bias)) for _, bias in biases]
     rows, columns = _places([row for row, _ in biases], ids)
@@ -122,12 +128,12 @@ def _add_biases(out: torch.Tensor, adjusted: list[tuple[int, Sequence]]) -> None
         out.index_put_(_on(at, out), torch.from_numpy(added).to(out.device), accumulate=True)
 
 
-def _forbid_to_stop(out: torch.Tensor, adjusted: list[tuple[int, Sequence]]) -> None:
+def _forbid_to_stop(out: torch.Tensor, adjusted: list[AdjustedRow]) -> None:
     """No row of out [R, vocab] may stop before its minimum length."""
     early = [
         (row, sequence.request.sampling.stop_token_ids)
-        for row, sequence in adjusted
-        if sequence.num_generated < sequence.request.sampling.min_tokens
+        for row, sequence, drafts in adjusted
+        if sequence.num_generated + len(drafts) < sequence.request.sampling.min_tokens
     ]
     rows, columns = _places([row for row, _ in early], [np.array(s, np.int64) for _, s in early])
     is_there = columns < out.shape[1]

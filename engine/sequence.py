@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from engine.memory.prefix_cache import extend_hash, root_hash
 from engine.messages import GenerateRequest
 from engine.scheduling.waits import Waited
+from engine.speculation.draft_history import DraftHistory
 
 if TYPE_CHECKING:  # the grammar engine takes seconds to import; only workers need it
     from engine.structures.grammar import StructureState
@@ -60,6 +61,8 @@ class Sequence:
     """The next prompt token whose logprob is to be told; None when no more are wanted."""
     structure: "StructureState | None" = None
     """What its grammar allows; None where any text will do."""
+    drafts: DraftHistory = field(default_factory=DraftHistory)
+    """Guesses of what it would say next, and how they fared."""
     # microseconds of the engine's clocks
     added_us: int = 0
     prefill_started_us: int | None = None

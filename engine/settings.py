@@ -84,6 +84,9 @@ class EngineSettings(BaseSettings):
     backfill_lock_s: float = Field(default=5.0, ge=0)
     """A request that has waited this long for memory is overtaken by no other."""
 
+    is_speculation_on: bool = True
+    """Guess what repeats earlier text and check it, exactly, where that is measured to pay."""
+
     # structured output
     structure_timeout_s: float = Field(default=0.8, gt=0)
     """What takes longer to compile is refused: no honest schema does, a hostile one may for ever."""

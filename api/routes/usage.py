@@ -70,6 +70,8 @@ def generation_object(record: UsageRecord) -> GenerationObject:
         behind_own_us=record.behind_own_us,
         behind_others_us=record.behind_others_us,
         tenants_active=record.tenants_active,
+        draft_tokens=record.draft_tokens,
+        accepted_draft_tokens=record.accepted_draft_tokens,
     )
     return GenerationObject(
         id=record.request_id,

@@ -111,6 +111,8 @@ class TimingObject(ResponseBody):
     prefill_ms: float | None
     ttft_ms: float | None
     decode_tokens_per_s: float | None
+    draft_tokens: int | None
+    accepted_draft_tokens: int | None
 
 
 class GenerationObject(ResponseBody):

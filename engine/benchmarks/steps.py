@@ -58,6 +58,7 @@ def main() -> None:
         quantization="int8" if arguments.precision == "int8" else "none",
         num_threads=arguments.threads,
         is_prefix_cache_on=False,
+        is_speculation_on=False,  # a limit is that of one token for each sequence
     )
     target = AVX2 if arguments.avx2 else NATIVE
     built = None if arguments.plain_torch else library.build(settings.kernel_cache, target)

@@ -98,6 +98,7 @@ def work_of(batch: StepBatch) -> StepWork:
     starts = batch.query_start[: num_chunks + 1].astype(np.float64)
     lens = np.diff(starts)
     pairs = float((lens * (batch.context_lens[:num_chunks] - lens / 2)).sum())
+    pairs += float((batch.drafts.num_tokens * batch.context_lens[num_chunks:]).sum())
     return StepWork(
         num_tokens=len(batch.token_ids),
         num_samples=batch.num_rows,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.batch import PromptSpan, StepBatch
+from engine.batch import AdjustedRow, PromptSpan, StepBatch
 from engine.device.decode_graphs import DecodeGraphs
 from engine.device.device import Device, Event
 from engine.device.step_buffers import NUM_SIDES, BufferSizes, Padding, StepBuffers
@@ -25,7 +25,6 @@ from engine.prompt_logprobs import prompt_logprobs
 from engine.sampler import LogprobColumns, Sampled, adjust_logits
 from engine.scheduling.scheduler import PROMPT_ROWS_MAX
 from engine.scheduling.slots import SlotTable
-from engine.sequence import Sequence
 from kernels.kv_cache import BLOCK_SIZE
 from kernels.sampling import sample
 
@@ -99,7 +98,7 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def start(
-        self, batch: StepBatch, slots: SlotTable, adjusted: list[tuple[int, Sequence]]
+        self, batch: StepBatch, slots: SlotTable, adjusted: list[AdjustedRow]
     ) -> PendingTokens:
         """Queue the whole step, and the copies of what it gives."""
         # NOTE: the step before the last one has ended long ago, unless it was abandoned.
@@ -160,7 +159,7 @@ class DeviceRunner:
         buffers: StepBuffers,
         batch: StepBatch,
         slots: SlotTable,
-        adjusted: list[tuple[int, Sequence]],
+        adjusted: list[AdjustedRow],
     ) -> torch.Tensor:
         """[R] tokens, which the slots keep for the next step."""
         num_rows = len(batch.sample_rows)

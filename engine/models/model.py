@@ -23,6 +23,9 @@ class ModelSpec:
     """Bytes of a state that every running sequence has, however long it is."""
     shares_blocks: bool = True
     """Whether sequences may hold blocks in common: prefix hits, and choices of one prompt."""
+    can_rewind: bool = True
+    """Whether a step may compute tokens that turn out not to be said: the next ones are written over
+    them. What a recurrent state has taken in, it keeps."""
     weight_bytes: int = 0
     """Weights that every step reads; 0 where the model cannot tell."""
 

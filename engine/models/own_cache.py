@@ -64,6 +64,7 @@ class OwnCacheModel:
             bytes_per_block=growing,
             bytes_per_sequence=fixed,
             shares_blocks=False,
+            can_rewind=False,
         )
 
     @property

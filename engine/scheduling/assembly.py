@@ -10,6 +10,7 @@ from engine.scheduling.planner import PlanFunction, plan
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.slots import SlotTable
 from engine.settings import EngineSettings
+from engine.speculation.speculator import Speculator
 
 BLOCK_SIZE = 64
 """Tokens of a KV block."""
@@ -23,6 +24,7 @@ def create_scheduler(
     cost_model: CostModel | None,
     policy: PlanFunction = plan,
     is_whole: bool = False,
+    speculator: Speculator | None = None,
 ) -> Scheduler:
     """A scheduler with empty queues over `num_blocks` free blocks.
 
@@ -32,7 +34,7 @@ def create_scheduler(
     max_blocks = min(blocks.blocks_for(context_length), num_blocks)
     slots = SlotTable(settings.max_running, max_blocks)
     limits = replace(limits_of(settings, cost_model), is_whole=is_whole)
-    return Scheduler(blocks, slots, limits, cost_model, policy=policy)
+    return Scheduler(blocks, slots, limits, cost_model, policy=policy, speculator=speculator)
 
 
 def limits_of(settings: EngineSettings, cost_model: CostModel | None) -> Limits:

@@ -24,12 +24,13 @@ def charge_step(
     """
     model = cost_model or BY_TOKENS
     query_lens = np.diff(batch.query_start).astype(np.float64)
-    read = query_lens * (batch.context_lens - query_lens / 2)
     num_chunks = len(batch.chunks)
-    per_context_s = np.full(len(read), model.per_decode_context_s)
-    per_context_s[:num_chunks] = model.per_prefill_context_s
-    work = model.per_token_s * query_lens + per_context_s * read
-    work[num_chunks:] += model.per_sample_s
+    num_drafts = batch.drafts.num_tokens
+    pairs = query_lens * (batch.context_lens - query_lens / 2)
+    pairs[num_chunks:] = num_drafts * batch.context_lens[num_chunks:]
+    work = model.per_token_s * query_lens + model.per_prefill_context_s * pairs
+    work[num_chunks:] += model.per_decode_context_s * batch.context_lens[num_chunks:]
+    work[num_chunks:] += model.per_sample_s * (1 + num_drafts)
     if batch.prompt_spans:  # the rows of their logits
         work[:num_chunks] += model.per_sample_s * _num_prompt_rows(batch)
     total = float(work.sum())

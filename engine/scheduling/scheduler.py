@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import ScheduledChunk, StepBatch, build_batch
+from engine.batch import AdjustedRow, Drafts, ScheduledChunk, StepBatch, build_batch
 from engine.memory.block_manager import BlockManager
 from engine.messages import CostModel, GenerateRequest
 from engine.scheduling.crew import Crew
@@ -22,6 +22,7 @@ from engine.scheduling.slots import SlotTable
 from engine.scheduling.tenants import TenantShares
 from engine.scheduling.waiting import WaitingList
 from engine.sequence import NO_SLOT, Sequence
+from engine.speculation.speculator import Speculator, StepWithoutDrafts
 
 PROMPT_ROWS_MAX = 256
 """Tokens of one step whose logits are all wanted: 256 rows of 150,000 logits are 154 MB."""
@@ -38,6 +39,7 @@ class Scheduler:
         cost_model: CostModel | None,
         *,
         policy: PlanFunction = plan,
+        speculator: Speculator | None = None,
     ) -> None:
         self.blocks = blocks
         self.slots = slots
@@ -45,6 +47,8 @@ class Scheduler:
         self.cost_model = cost_model
         """What the next plan believes; None where only tokens can be counted."""
         self.policy = policy
+        self.speculator = speculator
+        """None: every decode computes one token a step."""
         self.outlook = Outlook(blocks, slots)
         self.use = RecentUse()
         self.tenants = TenantShares(limits.num_kept_slots)
@@ -168,11 +172,12 @@ class Scheduler:
         size = self.blocks.block_size
         num_chunks = len(batch.chunks)
         is_there: NDArray[np.bool_] = self.slots.tenures[crew.slots] == crew.tenures
-        ends = batch.context_lens.tolist()
+        certain_lens = batch.certain_lens
+        ends = certain_lens.tolist()
         for chunk, end, stayed in zip(batch.chunks, ends, is_there.tolist(), strict=False):
             if stayed:
                 self._name_blocks(chunk.sequence, (end - chunk.num_tokens) // size, end)
-        is_full = is_there & (batch.context_lens % size == 0)
+        is_full = is_there & (certain_lens % size == 0)
         for index in np.flatnonzero(is_full[num_chunks:]).tolist():
             sequence = crew.sequences[num_chunks + index]
             end = ends[num_chunks + index]
@@ -192,6 +197,16 @@ class Scheduler:
             assert not sequence.is_at_fence, "a token that is not paid for"
             sequence.append(token)
         return sequences
+
+    def accept_drafts(self, sequence: Sequence, tokens: list[int]) -> None:
+        """What was guessed has come true: these tokens are said, and their KV is in the cache."""
+        first = sequence.num_tokens // self.blocks.block_size
+        for token in tokens:
+            sequence.append(token)
+        sequence.num_computed = sequence.num_tokens
+        pace_us = round(self.limits.pace_s * 1e6)
+        self.slots.note_drafts(sequence.slot, len(tokens), pace_us=pace_us)
+        self._name_blocks(sequence, first, sequence.num_tokens)
 
     def move_fence(self, sequence: Sequence, authorized_tokens: int) -> None:
         """So many output tokens are paid for by now; what stood at its fence goes on."""
@@ -225,10 +240,13 @@ class Scheduler:
             self.paused.remove(sequence)
         self._release(sequence)
 
-    def adjusted(self, batch: StepBatch) -> list[tuple[int, Sequence]]:
+    def adjusted(self, batch: StepBatch) -> list[AdjustedRow]:
         """The sample rows whose logits change before a token is chosen, with their sequences."""
         rows = np.flatnonzero(self.slots.is_adjusted[batch.sample_slots]).tolist()
-        return [(row, self.in_slot(int(batch.sample_slots[row]))) for row in rows]
+        return [
+            AdjustedRow(row, self.in_slot(int(batch.sample_slots[row])), batch.drafts_before(row))
+            for row in rows
+        ]
 
     def members(self, batch: StepBatch) -> list[Sequence]:
         """The sequences of a batch that are still there."""
@@ -262,10 +280,12 @@ class Scheduler:
             if not sequence.is_admitted:
                 self._admit(sequence, now_us)
         decodes, copies = self._grow_decodes(decodes)
+        chunks = self._schedule_chunks(chosen)
         return build_batch(
             self.slots,
-            self._schedule_chunks(chosen),
+            chunks,
             decodes,
+            self._draft(chunks, decodes),
             copies,
             block_size=self.blocks.block_size,
             scheduled_us=now_us,
@@ -364,6 +384,29 @@ class Scheduler:
             else:
                 self._extend_table(sequence, fresh)
         return decodes[~np.isin(decodes, left_out)], copies
+
+    def _draft(self, chunks: list[ScheduledChunk], decodes: NDArray[np.intp]) -> Drafts:
+        """What the decodes may say beyond their next token, where the step has room for it."""
+        step = StepWithoutDrafts(
+            chunks,
+            context_lens=self.slots.num_tokens[decodes],
+            num_waiting=len(self.paused) + len(self.waiting),
+            num_tokens_max=self.limits.max_step_tokens,
+        )
+        if self.speculator is None or not self.speculator.pays(step):
+            return Drafts.none(len(decodes))
+        sequences = self._in_slots(decodes.tolist())
+        drafts = self.speculator.drafts(sequences, step)
+        pairs = zip(sequences, drafts, strict=True)
+        return Drafts.of([self._make_room(sequence, draft) for sequence, draft in pairs])
+
+    def _make_room(self, sequence: Sequence, draft: NDArray[np.int32]) -> NDArray[np.int32]:
+        """As much of the draft as its blocks hold, and one more that nobody needs."""
+        num_held = len(sequence.block_table)
+        if self.blocks.blocks_for(sequence.num_tokens + len(draft)) > num_held:
+            self._extend_table(sequence, self.blocks.allocate(1) or [])
+        held = len(sequence.block_table) * self.blocks.block_size
+        return draft[: held - sequence.num_tokens]
 
     def _needs_copy(self, sequence: Sequence) -> bool:
         is_flagged = bool(self.slots.is_last_block_shared[sequence.slot])

@@ -118,6 +118,12 @@ class SlotTable:
         due_us = self.due_us[slots]
         self.due_us[slots] = np.where(due_us == 0, now_us, due_us) + pace_us
 
+    def note_drafts(self, slot: int, count: int, *, pace_us: int) -> None:
+        """`count` tokens that were drafted are said, before the one that was sampled with them."""
+        self.num_tokens[slot] += count
+        self.num_generated[slot] += count
+        self.due_us[slot] += count * pace_us
+
 
 def signed_64(value: int) -> int:
     """The signed 64-bit integer with the same low bits."""

@@ -46,6 +46,11 @@ class StructureState:
         """
         return self._num_slow_steps >= SLOW_STEPS_MAX
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether a step of this grammar has ever taken long: it is asked no more than it must be."""
+        return self._num_slow_steps > 0
+
     def fork(self) -> "StructureState":
         """The state of another choice that has the same tokens."""
         return StructureState(self._matcher.fork(), self._begins_after)
@@ -73,6 +78,25 @@ class StructureState:
                 # and writes behind the row: into the next one.
                 bitmask[0, -1] |= -1 << (32 - num_unused)
             xgrammar.apply_token_bitmask_inplace(row, bitmask[0].to(row.device))
+
+    def mask_ahead(self, rows: list[torch.Tensor], drafts: list[int]) -> None:
+        """Mask rows[i] as if drafts[:i] had been accepted. The state is the same afterwards.
+
+        What follows a draft that is forbidden here can never be said, and stays unmasked.
+        """
+        begins_after = self._begins_after
+        num_accepted = 0
+        self.mask(rows[0])
+        for row, draft in zip(rows[1:], drafts, strict=True):
+            if self._begins_after is not None:
+                self._begins_after = None if draft == self._begins_after else self._begins_after
+            elif not self._matcher.is_terminated():
+                if not self._matcher.accept_token(draft):
+                    break
+                num_accepted += 1
+            self.mask(row)
+        self._matcher.rollback(num_accepted)
+        self._begins_after = begins_after
 
     def _note_time(self, began_s: float) -> None:
         self._num_slow_steps += time.thread_time() - began_s > SLOW_STEP_S

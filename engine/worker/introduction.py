@@ -73,6 +73,8 @@ class Introduction:
             output_tokens_total=stats.output_tokens_total,
             prefill_tokens_total=stats.prefill_tokens_total,
             num_preemptions=stats.num_preemptions,
+            num_drafts=stats.num_drafts,
+            num_accepted_drafts=stats.num_accepted_drafts,
             cost_model=stats.cost_model,
             utilisation=present.recent.utilisation(stats) if present else Utilisation(),
             load_report=self.report,

@@ -5,7 +5,8 @@ of 1, 8, 32 and 64 requests, 256 tokens in and 64 out, no prompt sent twice. The
 is the roofline of this machine measured in the same run: prompts one after the other at the best
 rate of any product here, then decode steps of the whole burst at the slower of arithmetic and
 memory bandwidth. Before that the steps of the engine alone, and what int8 loses in quality, each in
-a process of its own. Beside them what an idle platform costs, and the worker's memory over two
+a process of its own, and what speculation gains and costs (it is off everywhere else).
+ Beside them what an idle platform costs, and the worker's memory over two
 thousand requests.
 """
 
@@ -225,6 +226,7 @@ def main() -> None:
         figures |= module_figures(
             "engine.benchmarks.steps", "--path", str(path), "--precision", precision
         )
+    figures |= module_figures("engine.benchmarks.speculation", "--path", str(path))
     if "int8" in arguments.precisions:
         figures |= module_figures("engine.benchmarks.quality", "--path", str(path))
     write_report(arguments.output, figures, rows)

@@ -20,6 +20,7 @@ from tests.services import free_port
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 300
 MIB = 1024 * 1024
+PLAIN = {"NCOMPASS_ENGINE_IS_SPECULATION_ON": "false"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,8 @@ class BenchPlatform:
 def run_platform(settings: Mapping[str, str] | None = None) -> Iterator[BenchPlatform]:
     """Start on a temporary state directory that borrows `var/models` and `var/kernels`; stop at the end.
 
-    `settings` are environment variables (`NCOMPASS_…`) beside those of this process.
+    `settings` are environment variables (`NCOMPASS_…`) beside those of this process. Unless they say
+    otherwise nothing is guessed ahead: limits and peers compute every token.
     """
     with tempfile.TemporaryDirectory(prefix="nc-bench-") as directory:
         var = Path(directory)
@@ -91,7 +93,10 @@ def run_platform(settings: Mapping[str, str] | None = None) -> Iterator[BenchPla
         with (var / "output.txt").open("wb") as output:
             process = subprocess.Popen(
                 [str(Path(sys.executable).with_name("ncompass")), "up"],
-                env=os.environ | dict(settings or {}) | {"VAR": str(var), "PORT": str(free_port())},
+                env=os.environ
+                | PLAIN
+                | dict(settings or {})
+                | {"VAR": str(var), "PORT": str(free_port())},
                 cwd=ROOT,
                 stdout=output,
                 stderr=subprocess.STDOUT,

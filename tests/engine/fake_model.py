@@ -5,6 +5,7 @@ wrong block, a lost copy or a stale page changes its output.
 """
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -32,18 +33,33 @@ def next_token(context: list[int], vocab_size: int = VOCAB) -> int:
     return int.from_bytes(digest[:4], "little") % (vocab_size - NUM_PLANTED)
 
 
-def expected_output(prompt: list[int], num_tokens: int, stop: tuple[int, ...] = ()) -> list[int]:
+def repeating_token(context: list[int]) -> int:
+    """Says again what stood 9 tokens ago; once in ten times something of its own."""
+    own = next_token(context)
+    return own if own % 10 == 0 else context[-9:][0]
+
+
+NextToken = Callable[[list[int]], int]
+
+
+def expected_output(
+    prompt: list[int],
+    num_tokens: int,
+    stop: tuple[int, ...] = (),
+    says: NextToken = next_token,
+) -> list[int]:
     """What the fake model generates, computed without any cache."""
     output: list[int] = []
     while len(output) < num_tokens:
-        output.append(next_token(prompt + output))
+        output.append(says(prompt + output))
         if output[-1] in stop:
             break
     return output
 
 
 class FakeModel:
-    def __init__(self, context_length: int = 4096) -> None:
+    def __init__(self, context_length: int = 4096, says: NextToken = next_token) -> None:
+        self.says = says
         self.spec = ModelSpec(VOCAB, context_length, 1)
         self.device = torch.device("cpu")
         self.fails_on_token: int | None = None
@@ -64,13 +80,13 @@ class FakeModel:
             raise RuntimeError("planted failure")
         self.num_computed_tokens += len(token_ids)
         kv_cache.tokens[metadata.slot_mapping.numpy()] = token_ids.numpy()
-        logits = torch.zeros(len(rows), VOCAB)
+        logits = torch.zeros(len(rows), self.spec.vocab_size)
         starts = metadata.query_start.numpy()
         for at, row in enumerate(rows.tolist()):
             sequence = int(np.searchsorted(starts, row, side="right")) - 1
             length = int(metadata.positions[row]) + 1
-            assert row == starts[sequence + 1] - 1
-            assert length == int(metadata.context_lens[sequence])
+            behind = int(starts[sequence + 1]) - 1 - row
+            assert length + behind == int(metadata.context_lens[sequence])
             positions = np.arange(length)
             blocks = metadata.block_tables[sequence].numpy()[positions // BLOCK]
             context = kv_cache.tokens[blocks * BLOCK + positions % BLOCK].tolist()
@@ -78,5 +94,10 @@ class FakeModel:
             if self.nan_on_token is not None and self.nan_on_token in context:
                 logits[at] = torch.nan
             else:
-                logits[at, next_token(context)] = 10.0
+                logits[at] = self.logits(context)
         return logits
+
+    def logits(self, context: list[int]) -> torch.Tensor:
+        row = torch.zeros(self.spec.vocab_size)
+        row[self.says(context)] = 10.0
+        return row

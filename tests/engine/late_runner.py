@@ -1,11 +1,10 @@
 """A runner whose results come one step late, as a GPU's do, over the model of the tests."""
 
-from engine.batch import StepBatch
+from engine.batch import AdjustedRow, StepBatch
 from engine.model_runner import ModelRunner
 from engine.models.model import Model
 from engine.sampler import NOTHING_SAMPLED, Sampled
 from engine.scheduling.slots import SlotTable
-from engine.sequence import Sequence
 
 
 class LateResult:
@@ -38,7 +37,7 @@ class LateRunner(ModelRunner):
         self.failure: RuntimeError | None = None
 
     def start(  # type: ignore[override]  # its result comes late
-        self, batch: StepBatch, slots: SlotTable, adjusted: list[tuple[int, Sequence]]
+        self, batch: StepBatch, slots: SlotTable, adjusted: list[AdjustedRow]
     ) -> LateResult:
         self.num_started += 1
         num_decodes = len(batch.decode_slots)

@@ -5,6 +5,9 @@ steps: every token is the one that the fake model says for the *whole* history, 
 and everything comes to an end.
 """
 
+import functools
+import itertools
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,7 +18,7 @@ from engine.messages import CostModel, GenerateRequest, Sampling
 from engine.model_runner import ModelRunner
 from engine.settings import EngineSettings
 from tests.engine.driver import request
-from tests.engine.fake_model import FakeModel, next_token
+from tests.engine.fake_model import FakeModel, next_token, repeating_token
 from tests.engine.late_runner import LateRunner
 
 NUM_BLOCKS = 7
@@ -23,21 +26,32 @@ POISON = 511
 COST = CostModel(
     base_s=1e-3, per_token_s=1e-3, per_prefill_context_s=1e-7, per_decode_context_s=1e-7
 )
+STEP_US = 1_000
+"""Between two looks at the clock: how long Python takes decides nothing here."""
 TAILS = [[tail] * (7 * tail % 60 + 1) for tail in range(6)]
 
 
 class EngineMachine(RuleBasedStateMachine):
     """Few blocks, few slots, short steps: preemption and pauses are the normal case."""
 
+    says = staticmethod(next_token)
+    cost = COST
+
     def __init__(self) -> None:
         super().__init__()
-        self.model = FakeModel()
+        self.model = FakeModel(says=self.says)
         self.model.fails_on_token = POISON
         limits = EngineSettings(
             max_running=6, kept_slots_share=0.2, max_step_tokens=128, step_s=0.05, idle_step_s=0.1
         )
         runner = self.create_runner()
-        self.engine = Engine(runner, limits, NUM_BLOCKS, cost_model=COST)
+        self.engine = Engine(
+            runner,
+            limits,
+            NUM_BLOCKS,
+            cost_model=self.cost,
+            now_us=functools.partial(next, itertools.count(step=STEP_US)),
+        )
         self.open: dict[str, GenerateRequest] = {}
         self.texts: dict[tuple[str, int], list[int]] = {}
         self.ended: dict[str, set[int]] = {}
@@ -75,7 +89,7 @@ class EngineMachine(RuleBasedStateMachine):
         emitted: list[int] = []
         if num_choices == 1 and num_emitted < num_tokens:
             for _ in range(num_emitted):
-                emitted.append(next_token(prompt + emitted))
+                emitted.append(self.says(prompt + emitted))
         new = request(
             f"r{self.count}",
             prompt,
@@ -197,7 +211,7 @@ class EngineMachine(RuleBasedStateMachine):
             text = self.texts[frame.request_id, frame.choice]
             assert frame.first_index == len(text), "a gap between frames"
             for token in frame.token_ids:
-                assert token == next_token(new.prompt_token_ids + text)
+                assert token == self.says(new.prompt_token_ids + text)
                 text.append(token)
             assert len(text) <= self.fences[new.request_id], "the fence was passed"
             if frame.finish_reason is not None:
@@ -226,7 +240,22 @@ class EngineMachine(RuleBasedStateMachine):
 TestEngineMachine = pytest.mark.slow(
     pytest.mark.usefixtures("eager_admission")(EngineMachine.TestCase)
 )
+
+
+class RepeatingMachine(EngineMachine):
+    """The same with texts that repeat themselves, on a machine where drafts cost little."""
+
+    says = staticmethod(repeating_token)
+    cost = CostModel(
+        base_s=0.02, per_token_s=4e-4, per_prefill_context_s=1e-7, per_decode_context_s=1e-7
+    )
+
+
+TestRepeatingMachine = pytest.mark.slow(
+    pytest.mark.usefixtures("eager_admission")(RepeatingMachine.TestCase)
+)
 TestEngineMachine.settings = settings(max_examples=100, stateful_step_count=40)
+TestRepeatingMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 class LateMachine(EngineMachine):

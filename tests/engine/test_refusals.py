@@ -123,6 +123,7 @@ def test_an_attention_that_computes_something_else_falls_to_the_models_own(
     assert report.tier == "own cache, in chunks"
     assert "under the attention hook its logits differ" in report.reason
     assert model.spec.shares_blocks is False
+    assert model.spec.can_rewind is False
 
 
 def test_states_of_a_fixed_size_limit_how_many_sequences_run(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 import random
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from engine.batch import AdjustedRow
 from engine.messages import Sampling
 from engine.sampler import adjust_logits
 from engine.sequence import Sequence
@@ -28,10 +31,15 @@ def sequence_of(chance: random.Random, name: str) -> Sequence:
     return sequence
 
 
-def by_hand(row: list[float], sequence: Sequence) -> list[float]:
+def drafts_of(chance: random.Random) -> NDArray[np.int32]:
+    drafts = [chance.randrange(VOCAB) for _ in range(chance.choice((0, 0, 1, 4)))]
+    return np.array(drafts, dtype=np.int32)
+
+
+def by_hand(row: list[float], sequence: Sequence, drafts: list[int]) -> list[float]:
     sampling = sequence.request.sampling
-    said = sequence.token_ids[: sequence.num_tokens].tolist()
-    output = sequence.output_token_ids.tolist()
+    said = sequence.token_ids[: sequence.num_tokens].tolist() + drafts
+    output = sequence.output_token_ids.tolist() + drafts
     found = []
     for token, own in enumerate(row):
         logit = own
@@ -53,9 +61,12 @@ def test_every_row_is_adjusted_as_it_asks_and_no_other() -> None:
         logits = torch.randn(20, VOCAB)
         before = logits.clone()
         rows = chance.sample(range(20), 12)
-        adjusted = [(row, sequence_of(chance, f"r{row}")) for row in rows]
+        adjusted = [
+            AdjustedRow(row, sequence_of(chance, f"r{row}"), drafts_of(chance)) for row in rows
+        ]
         expected = before.clone()
-        for row, sequence in adjusted:
-            expected[row] = torch.tensor(by_hand(before[row].tolist(), sequence))
+        for row, sequence, drafts in adjusted:
+            by_now = by_hand(before[row].tolist(), sequence, drafts.tolist())
+            expected[row] = torch.tensor(by_now)
         torch.testing.assert_close(adjust_logits(logits, adjusted), expected)
         assert torch.equal(logits, before), "the model's own stay for the logprobs"

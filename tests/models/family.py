@@ -165,7 +165,7 @@ def one_line(fault: Exception) -> str:
 
 def admit_eagerly() -> None:
     """Reserve no growth, so that running sequences take blocks from each other."""
-    from engine import outlook
+    from engine.scheduling import outlook
 
     outlook.EXPECTED_OUTPUT_TOKENS = 1.0
     outlook.EXPECTATION_RATE = 0.0
@@ -177,8 +177,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     torch.set_num_threads(1)
     admit_eagerly()
+    answers, sys.stdout = sys.stdout, sys.stderr  # some models print
     for line in sys.stdin:
-        print(json.dumps(asdict(judge(line.strip()))), flush=True)
+        print(json.dumps(asdict(judge(line.strip()))), file=answers, flush=True)
 
 
 if __name__ == "__main__":
