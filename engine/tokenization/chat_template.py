@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import TemplateRejected
 from engine.tokenization.generation_tag import GenerationTag
+from engine.tokenization.template_bounds import BoundedEnvironment
 from engine.tokenization.tool_prompt import with_tools_described
 
 MARK_CHARACTERS = "".join(chr(code) for code in range(0xF0000, 0xF0400))
@@ -32,13 +32,14 @@ class ChatTemplate:
     def __init__(
         self, source: str, *, special_tokens: Iterable[str], variables: dict[str, str]
     ) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _now_in_words
-        self._template = environment.from_string(source)
+        self._environment = environment
+        self._template = environment.template(source)
         self.source = source
         self.knows_tools = re.search(r"\btools\b", source) is not None
         """Whether it renders the definitions of tools."""
@@ -72,6 +73,7 @@ class ChatTemplate:
             given = {"tools": None, "documents": None} | {
                 name: self._safe(value) for name, value in variables.items()
             }
+            self._environment.begin()
             rendered = self._template.render(
                 messages=safe_messages,
                 add_generation_prompt=add_generation_prompt and not continue_final_message,

@@ -1,6 +1,7 @@
 """Chats become the ids that transformers makes of them, and users cannot forge control tokens."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,59 @@ def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
     directory = save(tmp_path, llama_like(), tokenizer_config={"eos_token": "</s>"})
     with pytest.raises(TemplateRejected, match="no chat template"):
         encode(Tokenizer.load(directory), [{"role": "user", "content": "hi"}])
+
+
+ENDLESS = {
+    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a range beyond the sandbox's": "{% for i in range(10**12) %}{% endfor %}",
+    "a loop that calls itself": (
+        "{% for i in [[1]] recursive %}{{ loop([i] * 3000) if loop.depth < 9 else '' }}{% endfor %}"
+    ),
+    "a macro that calls itself twice": (
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+    ),
+    "a text that is written for ever": (
+        "{% for i in range(99999) %}{% for j in range(999) %}"
+        + "x" * 1000
+        + "{% endfor %}{% endfor %}"
+    ),
+    "a text that doubles": "{% set x = 'ab' %}" + "{% set x = x ~ x %}" * 60 + "{{ x }}",
+    "a sum that doubles": "{% set x = 'ab' %}" + "{% set x = x + x %}" * 60 + "{{ x }}",
+    "a block that doubles": "{% set x = 'ab' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 60,
+    "a format that doubles": "{% set x = 'ab' %}" + "{% set x = '%s%s' % (x, x) %}" * 60,
+    "a join that doubles": "{% set x = 'ab' %}" + "{% set x = [x, x]|join %}" * 60,
+    "a replacement that squares": "{% set x = 'aa' %}" + "{% set x = x.replace('a', x) %}" * 60,
+    "a filter that squares": "{% set x = 'aa' %}" + "{% set x = x|replace('a', x) %}" * 60,
+    "a text times a number": "{{ 'x' * 10**10 }}",
+    "a list times a number": "{{ [1] * 10**10 }}",
+    "a power": "{{ 9 ** 99999999 }}",
+    "a wide text": "{{ 'x'.center(10**10) }}",
+    "a wide filter": "{{ 'x'|center(10**10) }}",
+    "a wide format": "{{ '%9999999999d' % 1 }}",
+    "a wide brace": "{{ '{:9999999999}'.format(1) }}",
+    "a brace in a brace": "{{ '{:{}}'.format(1, 10**10) }}",
+    "words by the million": "{{ lipsum(n=10**7) }}",
+}
+
+
+@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
+def test_an_endless_template_is_refused_within_a_second(source: str) -> None:
+    hostile = template(source)
+    began_s = time.thread_time()
+    with pytest.raises(TemplateRejected) as refusal:
+        hostile.render([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+    assert time.thread_time() - began_s < 1.0
+    assert refusal.value.message.startswith("The model's chat template")
+    assert refusal.value.message.count(".") <= 2, "one sentence"
+
+
+def test_a_long_conversation_is_far_from_every_bound() -> None:
+    kept = template(
+        "{% for message in messages %}{{ '<' ~ message.role + '>' }}{{ message.content|trim }}"
+        "{% if not loop.last %}{{ '%s' % '\n' }}{% endif %}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "word " * 400}] * 2_000
+    began_s = time.thread_time()
+    [rendered] = kept.render(messages, add_generation_prompt=False)
+    assert rendered == "\n".join(["<user>" + ("word " * 400).strip()] * 2_000)
+    assert time.thread_time() - began_s < 0.5
