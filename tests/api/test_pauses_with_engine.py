@@ -12,22 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
-import redis
 import torch
 
-from engine.broker.worker import WorkerBroker
-from engine.engine import Engine
-from engine.messages import Heartbeat
-from engine.model_runner import ModelRunner
-from engine.settings import EngineSettings
-from tests.api.conftest import BROKER, MODEL, Customer, Platform
+from tests.api.conftest import MODEL, Customer, Platform
 from tests.api.credit import assert_reconciled, give, num_paused, price_of, set_slices, until
+from tests.api.engine_worker import VOCAB_SIZE, EngineWorker
 from tests.engine.fake_model import FakeModel
-from tests.engine.worker_threads import WorkerThreads
 
-VOCAB_SIZE = 49_152
 pytestmark = pytest.mark.slow
 
 NUM_BLOCKS = 8
@@ -45,36 +37,16 @@ class SlowModel(FakeModel):
 
     def forward(self, *arguments: Any) -> torch.Tensor:
         time.sleep(0.002)
-        logits = super().forward(*arguments)
-        return torch.nn.functional.pad(logits, (0, VOCAB_SIZE - logits.shape[1]))
-
-
-class EngineWorker(WorkerThreads):
-    """The threads of a worker with one slot."""
-
-    def __init__(self, url: str) -> None:
-        settings = EngineSettings(heartbeat_s=0.1, renew_s=0.2, max_running=1)
-        self.engine = Engine(ModelRunner(SlowModel(), NUM_BLOCKS), settings, NUM_BLOCKS)
-        self.redis = redis.Redis.from_url(url, socket_timeout=5.0, retry=None)
-        broker = WorkerBroker(self.redis, "worker-1", MODEL, settings=BROKER)
-        super().__init__(self.engine, broker, settings)
-
-    def describe(self, state: Any, integrity: Any) -> Heartbeat:
-        return msgspec.structs.replace(super().describe(state, integrity), model=MODEL)
-
-    def stop(self) -> None:
-        super().stop()
-        self.redis.close()
+        return super().forward(*arguments)
 
 
 @pytest.fixture
 def engine_worker(platform: Platform, clean_redis: str) -> Iterator[EngineWorker]:
     platform.worker.is_taking = False
     set_slices(platform, 32, pause_s=20)
-    worker = EngineWorker(clean_redis)
+    worker = EngineWorker(clean_redis, SlowModel(), NUM_BLOCKS, max_running=1)
     yield worker
     worker.stop()
-    assert worker.engine.problems() == []
 
 
 @dataclass
