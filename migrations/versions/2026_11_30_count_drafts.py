@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "2026_11_30_count_drafts"
-down_revision = "2026_11_30_tell_kinds_of_models"
+down_revision = "2026_11_30_name_adapter_bases"
 branch_labels = None
 depends_on = None
 
