@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 import torch
 
 from kernels.cpu.build import BuildResult, build
-from kernels.cpu.memory import lazy_zeros
+from kernels.cpu.memory import Arena
 
 if TYPE_CHECKING:
     from kernels.attention_metadata import AttentionMetadata
@@ -71,6 +71,7 @@ class CpuLibrary:
     def __init__(self, path: Path, num_threads: int, native_bf16_dot: bool | None = None) -> None:
         self.path = path
         """The shared object; its name says which sources and machine it was built for."""
+        self._weights = Arena()
         self._library = ctypes.CDLL(str(path))
         self._rms_norm = self._bind("rms_norm")
         self._silu_and_mul = self._bind("silu_and_mul")
@@ -248,7 +249,9 @@ class CpuLibrary:
         num_bytes = self._library.ncompass_packed_bytes(
             self._context, out_features, in_features, form
         )
-        packed = PackedWeight(out_features, in_features, weight.dtype, form, lazy_zeros(num_bytes))
+        packed = PackedWeight(
+            out_features, in_features, weight.dtype, form, self._weights.take(num_bytes)
+        )
         reason = self._pack(
             *(self._context, out_features, in_features, source.data_ptr(), source.stride(0)),
             *(None if scales is None else scales.data_ptr(), form, packed.pointer),
