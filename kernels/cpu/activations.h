@@ -33,15 +33,14 @@ int64_t spread_stride(int64_t length) {
 
 template <class X, class Store>
 float quantise_group(const X* x, int64_t length, const Store& store_integers) {
-  F32 most = zero();
-  bool has_nan = false;
+  F32 most = zero(), zeros = zero();  // 0 * x is a NaN for a NaN or an infinity
   for_each_vector(length, [&](int64_t i, int count) {
     const F32 value = load(x + i, count);
-    has_nan |= any_nan(value);
+    zeros = fma(zero(), value, zeros);
     most = max(max(value, zero() - value), most);
   });
   const float largest = reduce_max(most);
-  if (has_nan || !std::isfinite(largest)) {
+  if (any_nan(zeros)) {
     for_each_vector(length, [&](int64_t i, int count) { store_integers(i, zero(), count); });
     return std::numeric_limits<float>::quiet_NaN();
   }

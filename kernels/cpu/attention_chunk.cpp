@@ -31,10 +31,9 @@ template <class Dot>
 template <int kRows, int kVectors>
 void Attention<Dot>::score(const Activation* queries, int64_t query_stride, const Element* panel,
                            int vector, Prefetch values, float* scores) const {
-  constexpr int kLines = 4;  // a page of values in as many steps as a page of keys has
   F32 sums[kRows][kVectors];
   clear(sums);
-  accumulate<Dot, kRows, kVectors, kLines>(
+  accumulate<Dot, kRows, kVectors>(
       sums, queries, query_stride, panel + vector * F32::kWidth * Dot::kDepth,
       kPageTokens * Dot::kDepth, pages_.head_dim / Dot::kDepth, values);
   store_tile(sums, scores + vector * F32::kWidth, kScoreStride);
@@ -51,15 +50,17 @@ void Attention<Dot>::multiply_keys(const Tile& tile, int64_t first, int num_toke
     const Element* panel = pages_.key_panel(block_number, tile.kv_head);
     const int page_tokens = std::min(kPageTokens, num_tokens - page * kPageTokens);
     const int page_vectors = (page_tokens + kWidth - 1) / kWidth;
-    Prefetch values{
-        reinterpret_cast<const char*>(pages_.value_panel(block_number, tile.kv_head))};
+    const int64_t pairs = (page_tokens + Dot::kDepth - 1) / Dot::kDepth;
+    const int64_t lines = pairs * Dot::kDepth * pages_.head_dim * sizeof(Element) / kLineBytes;
+    Prefetch values(reinterpret_cast<const char*>(pages_.value_panel(block_number, tile.kv_head)),
+                    lines, pages_.head_dim / Dot::kDepth);
     for_each_block(rows(tile), page_vectors, [&](int64_t row, auto rows, auto vectors) {
       float* scores = scratch.scores + row * kScoreStride + page * kPageTokens;
       const Activation* queries = scratch.queries + row * scratch.query_stride;
       int vector = 0;
       for (; vector + vectors() <= page_vectors; vector += vectors()) {
         score<rows(), vectors()>(queries, scratch.query_stride, panel, vector, values, scores);
-        values.next = nullptr;
+        values = {};
       }
       if (vector == page_vectors) return;
       with_constant<std::max(vectors() - 1, 1)>(page_vectors - vector, [&](auto rest) {
@@ -131,20 +132,27 @@ void Attention<Dot>::soften_row(const Tile& tile, int64_t first, int num_tokens,
   partial.weight[row] = reduce_add(sum);
 }
 
-// The keys that will be read a chunk after this page: of the tile, or of the one that follows it.
+// Some channels of the keys that will be read a chunk after this page: of the tile, or of the one
+// that follows it. Only where tokens lie.
 template <class Dot>
-const char* Attention<Dot>::keys_ahead(const Tile& tile, const Tile* next, int64_t page) const {
+Prefetch Attention<Dot>::keys_ahead(const Tile& tile, const Tile* next, int64_t page,
+                                    int64_t channel, int64_t num_channels,
+                                    int64_t num_steps) const {
   page += kChunkPages;
   const int64_t num_pages = (tile.end_position() + kPageTokens - 1) / kPageTokens;
   const Tile* reader = &tile;
   if (page >= num_pages) {
-    if (next == nullptr) return nullptr;
+    if (next == nullptr) return {};
     reader = next;
     page += next->begin / kPageTokens - num_pages;
-    if (page * kPageTokens >= next->end_position()) return nullptr;
   }
-  return reinterpret_cast<const char*>(
-      pages_.key_panel(reader->block_table[page], reader->kv_head));
+  const int64_t tokens = std::min<int64_t>(reader->end_position() - page * kPageTokens, kPageTokens);
+  if (tokens <= 0) return {};
+  const Element* keys = pages_.key_panel(reader->block_table[page], reader->kv_head);
+  constexpr int64_t kLine = kLineBytes / (Dot::kDepth * sizeof(Element));  // in tokens
+  const int64_t lines = (tokens + kLine - 1) / kLine;
+  return {reinterpret_cast<const char*>(keys + channel * kPageTokens),
+          lines * num_channels / Dot::kDepth, num_steps, lines, kPageTokens / kLine};
 }
 
 template <class Dot>
@@ -154,7 +162,6 @@ void Attention<Dot>::add_page(const Tile& tile, const Tile* next, int64_t first,
                               const TileScratch<Dot>& scratch,
                               F32 (&sums)[kRows][kVectors]) const {
   constexpr int kDepth = Dot::kDepth;
-  constexpr int kLines = kVectors * F32::kWidth / 16;  // of the next keys, with each step
   const int tokens = std::min(kPageTokens, num_tokens - page * kPageTokens);
   const int num_steps = tokens / kDepth;
   const Activation* probabilities =
@@ -163,10 +170,10 @@ void Attention<Dot>::add_page(const Tile& tile, const Tile* next, int64_t first,
       pages_.value_panel(block(tile, first, page), tile.kv_head) + channel * kDepth;
   Prefetch next_keys;
   if (row == 0) {
-    next_keys.next = keys_ahead(tile, next, first / kPageTokens + page);
-    if (next_keys.next != nullptr) next_keys.next += channel * kPageTokens * sizeof(Element);
+    next_keys = keys_ahead(tile, next, first / kPageTokens + page, channel,
+                           kVectors * F32::kWidth, num_steps);
   }
-  accumulate<Dot, kRows, kVectors, kLines>(sums, probabilities, kScoreStride, panel,
+  accumulate<Dot, kRows, kVectors>(sums, probabilities, kScoreStride, panel,
                                            pages_.head_dim * kDepth, num_steps, next_keys);
   if constexpr (kDepth > 1) {
     if (tokens % kDepth == 0) return;

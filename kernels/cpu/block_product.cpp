@@ -27,6 +27,13 @@ inline void add_scaled(const int32_t* integers, int64_t num_rows, const float* r
   }
 }
 
+// The share of each tile in fetching so many weights.
+template <class Weight>
+constexpr int64_t lines_of(int64_t num_weights, int64_t num_tiles) {
+  const int64_t lines = (num_weights * sizeof(Weight) + kLineBytes - 1) / kLineBytes;
+  return (lines + num_tiles - 1) / num_tiles;
+}
+
 inline void scale_columns(int64_t num_rows, const float* column_scales, float* results) {
   for (int64_t row = 0; row < num_rows; ++row, results += kPanelWidth) {
     for (int64_t column = 0; column < kPanelWidth; column += F32::kWidth) {
@@ -45,14 +52,13 @@ void BlockProduct<Dot>::multiply_tile(int64_t row, int64_t group,
                                       bool is_first, bool is_last, Prefetch prefetch,
                                       float* widened) const {
   constexpr int64_t kStep = kPanelWidth * PartDot::kDepth;
-  constexpr int kLines = std::max<int>(kStep * sizeof(*part) / 64, 1);  // of a step
   typename Dot::Sum tile[kRows][kTileVectors];
   float* results = sums + row * kPanelWidth;
   if constexpr (Dot::kHasRowScales) {
     alignas(64) int32_t integers[kRows * kPanelWidth];
     load_tile(offsets + group * group_stride, 0, tile);
-    accumulate<PartDot, kRows, kTileVectors, kLines>(tile, activations, rows.stride, part, kStep,
-                                                     steps, prefetch);
+    accumulate<PartDot, kRows, kTileVectors>(tile, activations, rows.stride, part, kStep, steps,
+                                             prefetch);
     store_tile(tile, integers, kPanelWidth);
     add_scaled(integers, kRows, rows.scales + row * num_groups + group, num_groups,
                column_scales + group * group_stride, is_first, results);
@@ -64,50 +70,56 @@ void BlockProduct<Dot>::multiply_tile(int64_t row, int64_t group,
     }
     if constexpr (kWidens<PartDot>) {
       if (widened != nullptr) {
-        accumulate_and_widen<PartDot, kRows, kTileVectors, kLines>(
-            tile, activations, rows.stride, part, steps, prefetch, widened);
+        accumulate_and_widen<PartDot, kRows, kTileVectors>(tile, activations, rows.stride, part,
+                                                           steps, prefetch, widened);
       }
     }
     if (widened == nullptr) {
-      accumulate<PartDot, kRows, kTileVectors, kLines>(tile, activations, rows.stride, part, kStep,
-                                                       steps, prefetch);
+      accumulate<PartDot, kRows, kTileVectors>(tile, activations, rows.stride, part, kStep, steps,
+                                               prefetch);
     }
     store_tile(tile, results, kPanelWidth);
     if (Dot::kHasColumnScales && is_last) scale_columns(kRows, column_scales, results);
   }
 }
 
-// The first tile of each part of the panel fetches the next part, in the last one what comes next.
+// While a part of the panel meets its tiles, each of them fetches its share of the part to come. The
+// last part of a panel is followed by the first one of the next panel.
 template <class Dot>
 void BlockProduct<Dot>::run() const {
   constexpr bool kHasGroups = Dot::kGroupLength > 0;
   constexpr int kSteps = kHasGroups      ? Dot::kGroupLength / Dot::kDepth
                          : kWidens<Dot> ? kPartSteps / Dot::kDepth
                                         : kPartSteps;
+  constexpr int64_t kStepElements = kPanelWidth * Dot::kDepth;
   const bool is_widened = kWidens<Dot> && num_rows > kTilesInRegisters * tile_rows;
+  const int64_t num_tiles = (num_rows + tile_rows - 1) / tile_rows;
   alignas(64) float widened[kWidens<Dot> ? kPartSteps * kPanelWidth : 1];
   for (int64_t step = 0; step < num_steps; step += kSteps) {
     const int64_t steps = std::min<int64_t>(kSteps, num_steps - step);
-    const auto* part = panel + step * kPanelWidth * Dot::kDepth;
+    const auto* part = panel + step * kStepElements;
     const int64_t group = kHasGroups ? step / kSteps : 0;
     const bool is_last = step + kSteps >= num_steps;
     const bool is_first = step == 0;
-    const auto* next_part = part + kSteps * kPanelWidth * Dot::kDepth;
-    Prefetch prefetch{is_last ? next : reinterpret_cast<const char*>(next_part)};
+    const char* to_come =
+        is_last ? next : reinterpret_cast<const char*>(part + kSteps * kStepElements);
+    const int64_t steps_left = is_last ? num_steps : num_steps - step - kSteps;
+    const int64_t lines = lines_of<typename Dot::Weight>(
+        std::min<int64_t>(kSteps, steps_left) * kStepElements, num_tiles);
     for (int64_t row = 0; row < num_rows; row += tile_rows) {
       const auto* activations = rows.data + row * rows.stride + step * Dot::kDepth;
       with_constant<kTileRows>(std::min<int64_t>(tile_rows, num_rows - row), [&](auto height) {
         if constexpr (kWidens<Dot>) {
           if (is_widened && row > 0) {
             return multiply_tile<FloatDot, height()>(row, group, activations, widened,
-                                                     steps * Dot::kDepth, is_first, is_last, {},
-                                                     nullptr);
+                                                     steps * Dot::kDepth, is_first, is_last,
+                                                     {to_come, lines, steps * Dot::kDepth}, nullptr);
           }
         }
         multiply_tile<Dot, height()>(row, group, activations, part, steps, is_first, is_last,
-                                     prefetch, is_widened ? widened : nullptr);
+                                     {to_come, lines, steps}, is_widened ? widened : nullptr);
       });
-      prefetch.next = nullptr;
+      if (to_come != nullptr) to_come += lines * kLineBytes;
     }
   }
 }

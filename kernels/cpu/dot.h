@@ -25,6 +25,8 @@
 
 namespace ncompass {
 
+constexpr int64_t kLineBytes = 64;
+
 // `Sum` is what a register of the tile holds. A product of integers is turned into floats at the
 // end, with the scales that kHasRowScales and kHasColumnScales say it needs: one for each group of
 // kGroupLength members of the sum, or one for all of them.
@@ -173,30 +175,49 @@ struct Int8Dot {
   }
 };
 
-// Brings memory that is needed soon into the second-level cache, a few lines with each step. (Into
-// the first level it would push out what the loop is using: 19-22 GB/s against 27-30.)
+// Brings memory that is needed soon into the second-level cache: `num_lines` of it, spread evenly over
+// the `num_steps` of a loop. (Into the first level it would push out what the loop is using: 19-22
+// GB/s against 27-30. In bursts it fills the buffers through which the loop itself must load.)
 struct Prefetch {
   const char* next = nullptr;
+  int64_t num_lines = 0;
+  int64_t num_steps = 1;
+  int64_t due = 0;  // in parts of a step
+  // Of each `stride` lines the first `run`.
+  int64_t run = 1;
+  int64_t stride = 1;
+  int64_t place = 0;
 
-  template <int kLines>
+  Prefetch() = default;
+  Prefetch(const char* memory, int64_t num_lines, int64_t num_steps, int64_t run = 1,
+           int64_t stride = 1)
+      : next(memory),
+        num_lines(memory == nullptr ? 0 : num_lines),
+        num_steps(num_steps),
+        run(run),
+        stride(stride) {}
+
   inline void advance() {
-    NCOMPASS_UNROLL for (int line = 0; line < kLines; ++line) {
-      _mm_prefetch(next + line * 64, _MM_HINT_T1);
+    for (due += num_lines; due >= num_steps; due -= num_steps) {
+      _mm_prefetch(next, _MM_HINT_T1);
+      next += kLineBytes;
+      if (++place == run) {
+        next += (stride - run) * kLineBytes;
+        place = 0;
+      }
     }
-    next += kLines * 64;
   }
 };
 
 // sums[r][v] += activations row r . panel vector v, over `num_steps` steps.
-template <class Dot, int kRows, int kVectors, int kPrefetchLines = 0>
-inline void accumulate(typename Dot::Sum (&sums)[kRows][kVectors], const typename Dot::Activation* activations,
-                       int64_t row_stride, const typename Dot::Weight* weights,
-                       int64_t weight_step, int64_t num_steps, Prefetch prefetch = {}) {
+template <class Dot, int kRows, int kVectors>
+inline void accumulate(typename Dot::Sum (&sums)[kRows][kVectors],
+                       const typename Dot::Activation* activations, int64_t row_stride,
+                       const typename Dot::Weight* weights, int64_t weight_step,
+                       int64_t num_steps, Prefetch prefetch) {
   for (int64_t step = 0; step < num_steps; ++step) {
     Dot::template step<kRows, kVectors>(sums, activations, row_stride, weights);
-    if constexpr (kPrefetchLines > 0) {
-      if (prefetch.next != nullptr) prefetch.advance<kPrefetchLines>();
-    }
+    prefetch.advance();
     activations += Dot::kDepth;
     weights += weight_step;
   }
@@ -204,14 +225,14 @@ inline void accumulate(typename Dot::Sum (&sums)[kRows][kVectors], const typenam
 
 // The same for weights that are widened on the way: `widened` [steps * depth][kVectors * kWidth]
 // keeps them.
-template <class Dot, int kRows, int kVectors, int kPrefetchLines>
+template <class Dot, int kRows, int kVectors>
 inline void accumulate_and_widen(F32 (&sums)[kRows][kVectors], const float* activations,
                                  int64_t row_stride, const typename Dot::Weight* weights,
                                  int64_t num_steps, Prefetch prefetch, float* widened) {
   constexpr int64_t kStep = kVectors * F32::kWidth * Dot::kDepth;
   for (int64_t step = 0; step < num_steps; ++step) {
     Dot::template step<kRows, kVectors>(sums, activations, row_stride, weights, widened);
-    if (prefetch.next != nullptr) prefetch.advance<kPrefetchLines>();
+    prefetch.advance();
     activations += Dot::kDepth;
     weights += kStep;
     widened += kStep;

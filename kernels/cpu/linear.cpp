@@ -33,7 +33,7 @@ void multiply(Context& context, const LinearCall& call) {
   context.team.run([&](Worker& worker) {
     const Rows<Dot> rows =
         rows_of<Dot>(worker, x, call.x_stride, call.num_rows, weight, scratch.rows(worker.thread));
-    multiply_panels(worker, rows, call.num_rows, weight, scratch.sums(worker.thread),
+    multiply_panels(worker, rows, call.num_rows, weight, nullptr, scratch.sums(worker.thread),
                     [&](int64_t first_row, int64_t num_rows, int64_t panel, const float* sums) {
                       results.write(first_row, num_rows, panel, sums);
                     });
@@ -56,7 +56,8 @@ void multiply_gated(Context& context, const LinearCall& call, const void* packed
   context.team.run([&](Worker& worker) {
     const Rows<Dot> rows =
         rows_of<Dot>(worker, x, call.x_stride, call.num_rows, gate, scratch.rows(worker.thread));
-    multiply_panel_pairs(worker, rows, call.num_rows, gate, up, scratch.sums(worker.thread),
+    multiply_panel_pairs(worker, rows, call.num_rows, gate, up, nullptr,
+                         scratch.sums(worker.thread),
                          [&](int64_t first_row, int64_t num_rows, int64_t panel,
                              const float* gates, const float* ups) {
                            results.write(first_row, num_rows, panel, gates, ups);

@@ -76,11 +76,13 @@ extern template struct BlockProduct<NativeBf16Dot>;
 #endif
 
 // Multiplies rows by all panels of a weight, and calls write(first_row, num_rows, panel, sums) for
-// each block of results [num_rows, kPanelWidth]. Tasks go through the blocks of rows outermost: a
-// block's rows stay in the cache. `sums` has room for RowTiling::block_rows of them.
+// each block of results [num_rows, kPanelWidth]. Each thread's last task fetches what lies at `after`,
+// if anything does. Tasks go through the blocks of rows outermost: a block's rows stay in the cache.
+// `sums` has room for RowTiling::block_rows of them.
 template <class Dot, class Write>
 void multiply_panels(Worker& worker, const Rows<Dot>& x, int64_t num_rows,
-                     const PackedWeight<Dot>& weight, float* sums, const Write& write) {
+                     const PackedWeight<Dot>& weight, const char* after, float* sums,
+                     const Write& write) {
   const RowTiling tiling = RowTiling::of(num_rows, weight);
   const int64_t num_panels = weight.num_panels();
   worker.take(num_panels * tiling.num_blocks(), [&](int64_t task, int64_t next) {
@@ -88,7 +90,7 @@ void multiply_panels(Worker& worker, const Rows<Dot>& x, int64_t num_rows,
     const int64_t first_row = task / num_panels * tiling.block_rows;
     const int64_t rows = std::min(tiling.block_rows, num_rows - first_row);
     const char* next_panel =
-        next < 0 ? nullptr : reinterpret_cast<const char*>(weight.panel(next % num_panels));
+        next < 0 ? after : reinterpret_cast<const char*>(weight.panel(next % num_panels));
     block_of(weight, x, first_row, rows, tiling.tile_rows, panel, next_panel, sums).run();
     write(first_row, rows, panel, sums);
   });
@@ -98,7 +100,7 @@ void multiply_panels(Worker& worker, const Rows<Dot>& x, int64_t num_rows,
 template <class Dot, class Write>
 void multiply_panel_pairs(Worker& worker, const Rows<Dot>& x, int64_t num_rows,
                           const PackedWeight<Dot>& weight, const PackedWeight<Dot>& other,
-                          float* sums, const Write& write) {
+                          const char* after, float* sums, const Write& write) {
   const RowTiling tiling = RowTiling::of(num_rows, weight);
   const int64_t num_panels = weight.num_panels();
   float* other_sums = sums + tiling.block_rows * kPanelWidth;
@@ -108,7 +110,7 @@ void multiply_panel_pairs(Worker& worker, const Rows<Dot>& x, int64_t num_rows,
     const int64_t rows = std::min(tiling.block_rows, num_rows - first_row);
     const char* pair = reinterpret_cast<const char*>(other.panel(panel));
     const char* next_panel =
-        next < 0 ? nullptr : reinterpret_cast<const char*>(weight.panel(next % num_panels));
+        next < 0 ? after : reinterpret_cast<const char*>(weight.panel(next % num_panels));
     block_of(weight, x, first_row, rows, tiling.tile_rows, panel, pair, sums).run();
     block_of(other, x, first_row, rows, tiling.tile_rows, panel, next_panel, other_sums).run();
     write(first_row, rows, panel, sums, other_sums);

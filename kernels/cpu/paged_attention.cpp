@@ -31,7 +31,7 @@ const char* ncompass_paged_attention(
         auto* shared = context->shared_scratch.reserve<float>(plan.shared_bytes() / sizeof(float));
         context->team.run([&](Worker& worker) {
           char* own = context->private_scratch[worker.thread].reserve<char>(bytes);
-          attend<Dot, T>(worker, attention, plan, own, shared);
+          attend<Dot, T>(worker, attention, plan, own, shared, [](const Tile&) {});
         });
       };
       if (kv_dtype == DType::kFloat32) return run(FloatDot{});

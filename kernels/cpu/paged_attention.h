@@ -185,7 +185,8 @@ class Attention {
   }
 
   // The parts of a chunk.
-  const char* keys_ahead(const Tile& tile, const Tile* next, int64_t page) const;
+  Prefetch keys_ahead(const Tile& tile, const Tile* next, int64_t page, int64_t channel,
+                      int64_t num_channels, int64_t num_steps) const;
   template <class Body>
   static void for_each_block(int64_t num_rows, int num_vectors, const Body& body);
   void multiply_keys(const Tile& tile, int64_t first, int num_tokens,
@@ -309,24 +310,24 @@ struct AttentionPlan {
 };
 
 // The part of one thread in a step's attention. `own` is its memory, `shared` that of the plan.
-template <class Dot, class T>
+// In a plan that is not split, prepare(tile) comes before anything of the tile is read.
+template <class Dot, class T, class Prepare>
 void attend(Worker& worker, const Attention<Dot>& attention, const AttentionPlan& plan, char* own,
-            float* shared) {
+            float* shared, const Prepare& prepare) {
   const TileScratch<Dot> scratch = TileScratch<Dot>::at(own, plan.max_rows, plan.head_dim);
   const std::vector<Tile>& tiles = plan.tiles;
   const int64_t num_tiles = static_cast<int64_t>(tiles.size());
   const Partial total = plan.partial(scratch.partials, 0);
-  const auto begin_total = [&](const Tile& tile) {
-    std::fill_n(total.largest, attention.rows(tile), kMinusInfinity);
-  };
   if (!plan.is_split()) {
     const Partial partial = plan.partial(scratch.partials, 1);
     worker.take(num_tiles, [&](int64_t task, int64_t next) {
       const Tile& tile = tiles[task];
-      begin_total(tile);
+      const Tile* next_tile = next < 0 ? nullptr : &tiles[next];
+      prepare(tile);
       attention.template load_queries<T>(tile, scratch);
-      for (int64_t chunk = tile.first_chunk; chunk < tile.end_chunk; ++chunk) {
-        attention.attend_chunk(tile, next < 0 ? nullptr : &tiles[next], chunk, scratch, partial);
+      attention.attend_chunk(tile, next_tile, tile.first_chunk, scratch, total);
+      for (int64_t chunk = tile.first_chunk + 1; chunk < tile.end_chunk; ++chunk) {
+        attention.attend_chunk(tile, next_tile, chunk, scratch, partial);
         attention.merge(attention.rows(tile), total, partial);
       }
       attention.template write<T>(tile, total);
@@ -343,7 +344,7 @@ void attend(Worker& worker, const Attention<Dot>& attention, const AttentionPlan
   worker.barrier();
   worker.take(num_tiles, [&](int64_t task, int64_t) {
     const Tile& tile = tiles[task];
-    begin_total(tile);
+    std::fill_n(total.largest, attention.rows(tile), kMinusInfinity);
     for (int64_t i = 0; i < tile.end_chunk - tile.first_chunk; ++i) {
       attention.merge(attention.rows(tile), total, plan.partial(shared, tile.first_partial + i));
     }

@@ -55,31 +55,45 @@ void write_key(const Element* key, int64_t token, int64_t head_dim, Element* pan
   }
 }
 
-// `scratch` holds kMaxHeadDim elements.
+// The query heads [first, first + count) of one token.
+template <class T>
+void rotate_queries(const RotaryCall& call, int64_t head_dim, int64_t token, int64_t first,
+                    int64_t count) {
+  const float* cos_sin = call.cos_sin + call.positions[token] * call.rotary_dim;
+  T* q = static_cast<T*>(call.q) + token * call.q_stride + first * head_dim;
+  for (int64_t head = 0; head < count; ++head, q += head_dim) {
+    rotate(q, cos_sin, call.rotary_dim, head_dim, q);
+  }
+}
+
+// One KV head of one token, if it has a slot. `scratch` holds kMaxHeadDim elements.
+template <class T, class Element>
+void rotate_and_write_head(const RotaryCall& call, const Pages<Element>& pages, int64_t token,
+                           int64_t head, Element* scratch) {
+  if (call.slots[token] < 0) return;
+  const int64_t head_dim = pages.head_dim;
+  const int64_t block = call.slots[token] / kPageTokens;
+  const int64_t place = call.slots[token] % kPageTokens;
+  const float* cos_sin = call.cos_sin + call.positions[token] * call.rotary_dim;
+  const T* k = static_cast<const T*>(call.k) + token * call.k_stride + head * head_dim;
+  const T* v = static_cast<const T*>(call.v) + token * call.v_stride + head * head_dim;
+  rotate(k, cos_sin, call.rotary_dim, head_dim, scratch);
+  write_key(scratch, place, head_dim, pages.key_panel(block, head));
+  for_each_vector(head_dim, [&](int64_t i, int count) {
+    store(scratch + i, load(v + i, count), count);
+  });
+  Element* values = pages.value_panel(block, head) + pages.value_offset(place, 0);
+  for (int64_t channel = 0; channel < head_dim; ++channel) {
+    values[channel * Pages<Element>::kDepth] = scratch[channel];
+  }
+}
+
 template <class T, class Element>
 void rotate_and_write_token(const RotaryCall& call, const Pages<Element>& pages, int64_t token,
                             Element* scratch) {
-  const int64_t head_dim = pages.head_dim;
-  const float* cos_sin = call.cos_sin + call.positions[token] * call.rotary_dim;
-  T* q = static_cast<T*>(call.q) + token * call.q_stride;
-  for (int64_t head = 0; head < call.num_heads; ++head, q += head_dim) {
-    rotate(q, cos_sin, call.rotary_dim, head_dim, q);
-  }
-  if (call.slots[token] < 0) return;
-  const int64_t block = call.slots[token] / kPageTokens;
-  const int64_t place = call.slots[token] % kPageTokens;
-  const T* k = static_cast<const T*>(call.k) + token * call.k_stride;
-  const T* v = static_cast<const T*>(call.v) + token * call.v_stride;
-  for (int64_t head = 0; head < pages.num_kv_heads; ++head, k += head_dim, v += head_dim) {
-    rotate(k, cos_sin, call.rotary_dim, head_dim, scratch);
-    write_key(scratch, place, head_dim, pages.key_panel(block, head));
-    for_each_vector(head_dim, [&](int64_t i, int count) {
-      store(scratch + i, load(v + i, count), count);
-    });
-    Element* values = pages.value_panel(block, head) + pages.value_offset(place, 0);
-    for (int64_t channel = 0; channel < head_dim; ++channel) {
-      values[channel * Pages<Element>::kDepth] = scratch[channel];
-    }
+  rotate_queries<T>(call, pages.head_dim, token, 0, call.num_heads);
+  for (int64_t head = 0; head < pages.num_kv_heads; ++head) {
+    rotate_and_write_head<T>(call, pages, token, head, scratch);
   }
 }
 

@@ -27,7 +27,7 @@ void add_row(const X* x, const Addend* addend, int64_t hidden, X* sum) {
   });
 }
 
-inline F32 silu(F32 x) { return x / (broadcast(1.0f) + exp(zero() - x)); }
+inline F32 silu(F32 x) { return x * reciprocal(broadcast(1.0f) + exp(zero() - x)); }
 
 template <class T>
 void silu_and_mul_row(const T* gate, const T* up, int64_t intermediate, T* out) {

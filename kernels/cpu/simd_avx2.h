@@ -71,6 +71,7 @@ inline F32 operator+(F32 a, F32 b) { return {_mm256_add_ps(a.lanes, b.lanes)}; }
 inline F32 operator-(F32 a, F32 b) { return {_mm256_sub_ps(a.lanes, b.lanes)}; }
 inline F32 operator*(F32 a, F32 b) { return {_mm256_mul_ps(a.lanes, b.lanes)}; }
 inline F32 operator/(F32 a, F32 b) { return {_mm256_div_ps(a.lanes, b.lanes)}; }
+inline F32 reciprocal(F32 x) { return broadcast(1.0f) / x; }
 inline F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.lanes, b.lanes)}; }
 inline F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.lanes, b.lanes)}; }
 

@@ -88,6 +88,12 @@ class Worker {
 
   int num_threads() const { return team_.num_threads_; }
 
+  // Of a list of tasks the one that this thread will probably take first.
+  int64_t first_of(int64_t num_tasks) const {
+    if (team_.num_threads_ == 2) return thread == 1 ? num_tasks - 1 : 0;
+    return thread < num_tasks ? thread : 0;
+  }
+
   // Waits until every thread of the team has come here.
   void barrier() {
     team_.barrier(num_takes_);
