@@ -73,25 +73,40 @@ class Work:
         )
 
     def prefill_s(self, num_tokens: int, limits: Limits) -> float:
-        """Least seconds to prefill one prompt: only its last token needs the head."""
-        products = 2 * (self.layer_weights * num_tokens + self.head_weights)
-        attention = 4 * self.attention_width * num_tokens * num_tokens / 2
-        return products / limits.products_per_s + attention / limits.operations_per_s
+        """Least seconds to prefill one prompt alone: only its last token needs the head."""
+        return (
+            self._products_s(self.layer_weights, num_tokens, limits)
+            + self._products_s(self.head_weights, 1, limits)
+            + self._prompt_attention_s(num_tokens, limits)
+        )
 
     def decode_s(self, batch: int, context: int, limits: Limits) -> float:
         """Least seconds to decode one token of each sequence."""
-        weights = self.layer_weights + self.head_weights
-        products_s = max(
-            weights * self.bytes_per_weight / limits.bytes_per_s,
-            2 * weights * batch / limits.products_per_s,
-        )
         kv_bytes = batch * context * self.kv_elements * self.bytes_per_kv
-        return products_s + kv_bytes / limits.bytes_per_s
+        weights = self.layer_weights + self.head_weights
+        return self._products_s(weights, batch, limits) + kv_bytes / limits.bytes_per_s
 
     def burst_s(self, num_requests: int, num_prompt: int, num_output: int, limits: Limits) -> float:
-        """Least seconds to serve a burst: its prompts, then steps that decode all of it."""
+        """Least seconds to serve a burst: its prompts, then steps that decode all of it.
+
+        Prompts may share their steps, so reading weights for them counts as nothing here.
+        """
+        products = 2 * (self.layer_weights * num_prompt + self.head_weights)
+        prompt_s = products / limits.products_per_s + self._prompt_attention_s(num_prompt, limits)
         decode_s = self.decode_s(num_requests, num_prompt + num_output // 2, limits)
-        return num_requests * self.prefill_s(num_prompt, limits) + (num_output - 1) * decode_s
+        return num_requests * prompt_s + (num_output - 1) * decode_s
+
+    def _products_s(self, weights: int, num_rows: int, limits: Limits) -> float:
+        """Their arithmetic or reading them once, whichever takes longer."""
+        return max(
+            weights * self.bytes_per_weight / limits.bytes_per_s,
+            2 * weights * num_rows / limits.products_per_s,
+        )
+
+    def _prompt_attention_s(self, num_tokens: int, limits: Limits) -> float:
+        """Arithmetic alone: what it reads was just written."""
+        operations = 4 * self.attention_width * num_tokens * num_tokens / 2
+        return operations / limits.operations_per_s
 
 
 def machine_limits(precision: Precision) -> Limits:
