@@ -286,7 +286,8 @@ class Engine:
     def abandon(self, error: str) -> StepOutput:
         """The step failed: end its sequences with an error; the others go on."""
         scheduler = self._scheduler
-        members = [each for flight in self._flights for each in flight.crew.sequences]
+        flights = [scheduler.crew_of(each.batch, each.crew) for each in self._flights]
+        members = [sequence for crew in flights for sequence in crew]
         if self._batch is not None:
             members += scheduler.members(self._batch)
         elif not self._flights:

@@ -7,6 +7,7 @@ starts all of them anew.
 import argparse
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -42,21 +43,19 @@ def main() -> int:
     host, _, port = arguments.meeting.rpartition(":")
     group = RankGroup.join(Meeting(host, int(port)), arguments.rank, arguments.size, device)
     decoder = load_sharded(arguments.path, getattr(torch, arguments.dtype), group)
+    group.tell_ready()
     try:
         follow(decoder, group)
     except RankLost:
         return EXIT_LOST
-    return 0
 
 
-def follow(decoder: ShardedDecoder, group: RankGroup) -> None:
-    """Until rank 0 says to leave. Raises RankLost."""
+def follow(decoder: ShardedDecoder, group: RankGroup) -> NoReturn:
+    """Do what rank 0 says. Raises RankLost when it is gone."""
     kv_cache: PagedKVCache | None = None
     while True:
         header = group.receive_header()
         order = Order(header[0])
-        if order is Order.LEAVE:
-            return
         if order is Order.CREATE_CACHE:
             kv_cache = None  # the old one first: there may be no room for both
             kv_cache = decoder.create_kv_cache(header[1])

@@ -17,6 +17,8 @@ from engine.errors import RankLost
 
 STEP_TIMEOUT = timedelta(seconds=60)
 """A rank that does not answer for so long within a step is lost."""
+JOIN_TIMEOUT = timedelta(seconds=120)
+"""How long the ranks of a group wait for each other to start."""
 IDLE_TIMEOUT = timedelta(days=365)
 """How long a follower waits for the next step."""
 HEADER_LEN = 8
@@ -37,6 +39,7 @@ class RankGroup:
         self.rank = rank
         self.size = size
         self.device = device
+        self._store = store
         idle = STEP_TIMEOUT if rank == 0 else IDLE_TIMEOUT
         self._headers: Any = _gloo(PrefixStore("headers", store), rank, size, idle)
         tensors = PrefixStore("tensors", store)
@@ -49,14 +52,22 @@ class RankGroup:
     @classmethod
     def lead(cls, size: int, device: torch.device) -> "tuple[Meeting, Opening]":
         """Open a meeting on this machine; the group is there once all ranks have come."""
-        store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
+        store = TCPStore("127.0.0.1", 0, size, True, JOIN_TIMEOUT, wait_for_workers=False)
         return Meeting("127.0.0.1", store.port), Opening(store, size, device)
 
     @classmethod
     def join(cls, meeting: Meeting, rank: int, size: int, device: torch.device) -> "RankGroup":
         """Come to a meeting that rank 0 has opened."""
-        store = TCPStore(meeting.host, meeting.port, size, is_master=False)
+        store = TCPStore(meeting.host, meeting.port, size, False, JOIN_TIMEOUT)
         return cls(store, rank, size, device)
+
+    def tell_ready(self) -> None:
+        """Another rank: its share is loaded."""
+        self._store.set(f"ready {self.rank}", "")
+
+    def is_ready(self) -> bool:
+        """Whether all other ranks have said so."""
+        return bool(self._store.check([f"ready {rank}" for rank in range(1, self.size)]))
 
     def send_header(self, numbers: list[int]) -> None:
         """Rank 0: tell all others what comes next."""

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from kernels.attention_metadata import AttentionMetadata
 from kernels.cpu import library
 from kernels.kv_cache import PagedKVCache
 
-LEAVE_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 10.0
+READY_POLL_S = 0.05
 
 
 class Followers:
@@ -94,10 +96,6 @@ class LeadingModel:
         send_step(self._group, Step(token_ids, metadata, rows))
         return self._decoder.forward(token_ids, kv_cache.local, metadata, rows)
 
-    def leave(self) -> None:
-        """Let the other ranks end."""
-        self._group.send_header([Order.LEAVE])
-
 
 class LeadingCache:
     """Rank 0's share of the KV cache, and the voice that moves the others'."""
@@ -115,7 +113,7 @@ class LeadingCache:
 def load_leading(
     directory: Path, dtype: torch.dtype, device: torch.device, size: int
 ) -> LeadingModel:
-    """Start the other ranks and load this one's share. Raises ModelRefused."""
+    """Start the other ranks and load this one's share. Raises ModelRefused, or RankLost."""
     if device.type == "cuda" and torch.cuda.device_count() < size:
         raise ModelRefused(
             f"{size} ranks need {size} GPUs, and there are {torch.cuda.device_count()}",
@@ -124,16 +122,20 @@ def load_leading(
     meeting, opening = RankGroup.lead(size, device)
     followers = Followers(meeting, size, directory, dtype, device.type)
     group = opening.group()
-    return LeadingModel(load_sharded(directory, dtype, group), group, followers)
+    decoder = load_sharded(directory, dtype, group)
+    while not group.is_ready():
+        followers.check()
+        time.sleep(READY_POLL_S)
+    return LeadingModel(decoder, group, followers)
 
 
 def _end(processes: "list[subprocess.Popen[bytes]]") -> None:
-    """The model is gone: whoever has not left by now is told to."""
+    """The model is gone."""
     for process in processes:
         process.terminate()
     for process in processes:
         try:
-            process.wait(timeout=LEAVE_TIMEOUT_S)
+            process.wait(timeout=END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

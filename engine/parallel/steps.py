@@ -15,7 +15,6 @@ from kernels.attention_metadata import AttentionMetadata
 class Order(IntEnum):
     """The first number of a header."""
 
-    LEAVE = 0
     CREATE_CACHE = 1
     COPY_BLOCK = 2
     FORWARD = 3

@@ -186,6 +186,11 @@ class Scheduler:
         is_held: NDArray[np.bool_] = self.slots.tenures[batch.sample_slots] == crew.sample_tenures
         return is_held
 
+    def crew_of(self, batch: StepBatch, crew: Crew) -> list[Sequence]:
+        """All whose tokens the step computes: the crew, and the choices that forked when it left."""
+        is_held = self.slots.tenures[batch.sample_slots] == crew.sample_tenures
+        return crew.sequences + self._in_slots(batch.sample_slots[is_held].tolist())
+
     def append(
         self, slots: NDArray[np.intp], tokens: NDArray[np.int64], now_us: int
     ) -> list[Sequence]:

@@ -115,6 +115,26 @@ def test_a_failure_that_is_heard_late_ends_both_steps_and_the_engine_goes_on() -
     assert run.generate([request("b", PROMPT, 9)]) == [expected_output(PROMPT, 9)]
 
 
+def test_choices_that_forked_in_a_failed_step_end_with_it() -> None:
+    """Found by the machine of `test_engine_machine`: nobody else knows of the tokens they wait for."""
+    model = FakeModel()
+    model.fails_on_token = 511
+    run = late_driver(model)
+    run.add(request("forks", [9] * 30, 5, num_choices=3))
+    run.add(request("poisoned", [511, 1], 5))
+    for _ in range(5):
+        try:
+            run.step()
+        except RuntimeError:
+            output = run.engine.abandon("planted")
+            frames = [frame for node in output.frames.values() for frame in node]
+            ended = {(frame.request_id, frame.choice) for frame in frames if frame.error}
+            assert ended == {("forks", 0), ("forks", 1), ("forks", 2), ("poisoned", 0)}
+            break
+    assert not run.engine.has_work
+    assert run.engine.problems() == []
+
+
 def test_penalties_wait_for_the_tokens_that_they_depend_on() -> None:
     sampling = Sampling(temperature=0, repetition_penalty=1.3, min_tokens=20, stop_token_ids=(3,))
     requests = [

@@ -211,7 +211,8 @@ async def test_a_killed_rank_ends_its_worker_and_another_goes_on_with_the_answer
     new = asked("shared", 400)
     stream = await gateway.submit(new, confirmed=True)
     frames = [await anext(stream)]
-    [follower] = psutil.Process(worker.pid).children()
+    children = psutil.Process(worker.pid).children()
+    [follower] = [each for each in children if "engine.parallel.follower" in each.cmdline()]
     follower.kill()
     with pytest.raises(RequestLost):
         frames += [frame async for frame in stream]

@@ -83,4 +83,3 @@ def test_two_gpus_compute_what_one_does(directory: Path, gpu: torch.device) -> N
     _, plain = drivers(directory, gpu)
     requests = [request(f"r{i}", prompt, 40) for i, prompt in enumerate(PROMPTS)]
     assert shared.generate(requests) == plain.generate(requests)
-    leading.leave()

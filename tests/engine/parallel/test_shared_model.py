@@ -69,7 +69,6 @@ def test_ranks_compute_what_one_does(shared: tuple[Path, int]) -> None:
     expected = create_driver(whole, 20, max_running=8)
     assert run.generate(requests) == expected.generate(requests)
     assert run.received.keys() == expected.received.keys()
-    leading.leave()
 
 
 def driver(model: LeadingModel) -> Driver:
