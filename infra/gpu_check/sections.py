@@ -9,8 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 TAIL_CHARACTERS = 4000
@@ -24,7 +23,6 @@ class Section:
     name: str
     command: tuple[str, ...]
     timeout_s: float
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +50,9 @@ def gpu_sections(out: Path) -> list[Section]:
 
 def sections_without_gpu() -> list[Section]:
     """Without one: what can be said all the same."""
-    interpret = {"TRITON_INTERPRET": "1"}
     return [
         _module("versions and API", 60, "infra.gpu_check.inventory"),
-        _module("kernels in the interpreter", 150, "tests.kernels.interpreted", env=interpret),
-        _module("ahead-of-time sample", 120, "kernels.check", *KERNEL_SAMPLE),
+        _pytest("kernels: interpreted, and compiled", 400, "tests/kernels/test_triton.py"),
         _module("predictions of the static model", 60, "kernels.benchmarks"),
     ]
 
@@ -64,7 +60,7 @@ def sections_without_gpu() -> list[Section]:
 def run(section: Section) -> Outcome:
     """Run it to its end or its limit."""
     began_s = time.monotonic()
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **section.environment}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         section.command,
         env=environment,
@@ -85,12 +81,10 @@ def run(section: Section) -> Outcome:
     return Outcome(section.name, status, round(seconds, 1), output[-TAIL_CHARACTERS:])
 
 
-def _module(
-    name: str, timeout_s: float, module: str, *arguments: str, env: Mapping[str, str] | None = None
-) -> Section:
-    return Section(name, (sys.executable, "-m", module, *arguments), timeout_s, env or {})
+def _module(name: str, timeout_s: float, module: str, *arguments: str) -> Section:
+    return Section(name, (sys.executable, "-m", module, *arguments), timeout_s)
 
 
 def _pytest(name: str, timeout_s: float, path: str) -> Section:
-    options = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--timeout=100")
+    options = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", f"--timeout={timeout_s:.0f}")
     return _module(name, timeout_s, "pytest", path, *options)
