@@ -45,6 +45,8 @@ class ModelAddition(Base):
     """What the operator says it is; empty: what the checkpoint says counts."""
     base: Mapped[str] = mapped_column(String(200))
     """The hosted model that it is an adapter of, where the operator says it."""
+    allows_pickles: Mapped[bool]
+    """The operator trusts its pickles enough to have tensors read from them."""
     terms: Mapped[str] = mapped_column(String(1000))
     """What is to be set with it when it goes live, in the words of whoever asked: prices as JSON."""
     state: Mapped[str] = mapped_column(String(16))
@@ -63,6 +65,7 @@ async def ask(
     description: str = "",
     licence: str = "",
     base: str = "",
+    allows_pickles: bool = False,
     terms: str,
 ) -> ModelAddition:
     """Put an addition in line. Raises AdditionRefused, ModelNotFound where its base is not hosted."""
@@ -83,6 +86,7 @@ async def ask(
         description=description,
         licence=licence,
         base=base,
+        allows_pickles=allows_pickles,
         terms=terms,
         state="waiting",
         failed_step=None,

@@ -40,6 +40,7 @@ async def add_model(
             description=body.description,
             licence=body.licence,
             base=body.base or "",
+            allows_pickles=body.allow_pickles,
             terms=terms.encode(),
         )
         return _object(addition)

@@ -24,6 +24,8 @@ class AddModelBody(RequestBody):
     """Where the checkpoint names none."""
     base: Line | None = None
     """The hosted model that it is a LoRA adapter of."""
+    allow_pickles: bool = False
+    """Read weights from `*.bin` where it has no others: as tensors only, once."""
 
 
 class AdditionObject(ResponseBody):

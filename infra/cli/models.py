@@ -48,6 +48,10 @@ def add(
         str, typer.Option(help="Its licence, where the checkpoint names none.")
     ] = "",
     base: Annotated[str, typer.Option(help="The hosted model that it is a LoRA adapter of.")] = "",
+    allow_pickles: Annotated[
+        bool,
+        typer.Option("--allow-pickles", help="Read weights from *.bin where it has no others."),
+    ] = False,
 ) -> None:
     """Host a model: fetched, checked, loaded and tested beside all that runs, then callable."""
     var = InfraSettings().var.resolve()
@@ -62,6 +66,7 @@ def add(
             description=description,
             licence=licence,
             base=base,
+            allows_pickles=allow_pickles,
             terms=terms.encode(),
         )
         return addition.id

@@ -7,7 +7,7 @@ step and one sentence, and takes back whatever the addition itself has made.
 import asyncio
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -29,8 +29,8 @@ from engine.worker.hosting import Hosting
 from infra.local import checkpoints, hub
 from infra.local.adapter_inspection import base_of, inspect_adapter
 from infra.local.checkpoints import Checkpoint
+from infra.local.child import Progress
 from infra.local.fleet import Fleet
-from infra.local.gguf import Progress
 from infra.local.hub import HubAccess, is_hub_name
 from infra.local.inspection import Inspection, inspect, worker_dtype
 from infra.local.smoke_test import SmokeTest
@@ -103,7 +103,9 @@ class Additions:
         """Find it, convert it, or download it; a download that fails leaves nothing."""
         source, directory = addition.source, self.models_directory
         if not is_hub_name(source):
-            return await self._watched(addition, partial(checkpoints.fetch, source, directory))
+            may = addition.allows_pickles
+            fetch = partial(checkpoints.fetch, source, directory, allows_pickles=may)
+            return await self._watched(addition, fetch)
         try:
             return await self._fetch_from_hub(addition)
         except Exception:  # whatever it was: the addition fails with it, and its files go
@@ -115,7 +117,8 @@ class Additions:
         """Its descriptions first: what may not be hosted, or does not fit, is not downloaded."""
         source = addition.source
         name = addition.name or source
-        look = partial(hub.describe, source, self.models_directory, self.hub_access)
+        access = replace(self.hub_access, allows_pickles=addition.allows_pickles)
+        look = partial(hub.describe, source, self.models_directory, access)
         model = await self._watched(addition, look)
         if not is_adapter(model.directory):
             await self._note(addition, "checking", "reading what describes it", name=name)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from infra.errors import SetUpFailed
 from infra.local import gguf
-from infra.local.gguf import CONVERSION_FILE, Progress
+from infra.local.child import Progress
+from infra.local.gguf import CONVERSION_FILE
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DESCRIPTION = "SmolLM2 135M Instruct, a Q4_1-rounded conversion (GGUF Q4_1 dequantised to fp32)"

@@ -6,23 +6,20 @@ dequantised to fp32, rounded as the file had rounded them.
 """
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from infra.errors import DiskFull, SetUpFailed
+from infra.local.child import Progress, run_module, say
 
 CONVERSION_FILE = "conversion.json"
 """What was converted from what; also the mark of a complete conversion."""
 MAGIC = b"GGUF"
 EXPANSION = 7
 """fp32 weights against 4-bit ones with their scales, and some room (measured: 5.5)."""
-
-Progress = Callable[[str], None]
 
 
 def convert(
@@ -45,7 +42,8 @@ def convert(
     _check_room(gguf, folder)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
     try:
-        _convert_in_child(gguf, partial, progress)
+        failed = f"{gguf.name} could not be converted"
+        run_module("infra.local.gguf", [str(gguf), str(partial)], progress, failed=failed)
         for name, path in extra_files.items():
             shutil.copyfile(path, partial / name)
         (partial / CONVERSION_FILE).write_text(json.dumps(dict(facts), indent=2) + "\n")
@@ -67,43 +65,9 @@ def _check_room(gguf: Path, folder: Path) -> None:
         )
 
 
-def _convert_in_child(gguf: Path, partial: Path, progress: Progress) -> None:
-    command = [sys.executable, "-m", "infra.local.gguf", str(gguf), str(partial)]
-    environment = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "PYTHONWARNINGS": "ignore",
-    }
-    with (
-        tempfile.TemporaryFile("w+") as complaints,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=complaints, text=True, env=environment
-        ) as child,
-    ):
-        assert child.stdout is not None
-        try:
-            for line in child.stdout:
-                progress(line.strip())
-            status = child.wait()
-        except BaseException:
-            child.kill()
-            raise
-        if status != 0:
-            complaints.seek(0)
-            last = (complaints.read().strip().splitlines() or [f"exit status {status}"])[-1]
-            raise SetUpFailed(f"{gguf.name} could not be converted: {last}")
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def _read_and_write(gguf: Path, target: Path) -> None:
     """The child's work."""
-    _say(f"reading {gguf.stat().st_size / 1e6:,.0f} MB of GGUF (98 MB take half a minute)")
+    say(f"reading {gguf.stat().st_size / 1e6:,.0f} MB of GGUF (98 MB take half a minute)")
     import transformers  # noqa: PLC0415 - only this child pays for it
 
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -114,7 +78,7 @@ def _read_and_write(gguf: Path, target: Path) -> None:
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    _say(f"writing {num_parameters * 4 / 1e6:,.0f} MB of safetensors")
+    say(f"writing {num_parameters * 4 / 1e6:,.0f} MB of safetensors")
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
 

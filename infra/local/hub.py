@@ -9,7 +9,7 @@ import fnmatch
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
@@ -22,7 +22,10 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from engine.errors import ModelRefused
 from engine.memory.footprint import StoredWeights, told_bytes
+from infra.local.child import Progress
 from infra.local.default_model import directory_name
+from infra.local.model_files import read_config
+from infra.local.pickles import PICKLED, convert, has_only_pickles
 
 HUB_NAME = re.compile(r"[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*")
 DESCRIPTIONS = ("*.json", "*.jinja", "LICENSE*", "LICENCE*", "README.md")
@@ -35,8 +38,6 @@ DESCRIPTION_BYTES_MAX = 200_000_000
 REVISION_LENGTH = 8
 POLL_S = 0.5
 
-Progress = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True)
 class HubAccess:
@@ -44,6 +45,8 @@ class HubAccess:
 
     endpoint: str | None = None
     token: str | None = None
+    allows_pickles: bool = False
+    """Weights may be read from pickles where there are no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,8 @@ def describe(name: str, models_directory: Path, access: HubAccess, progress: Pro
         info = api.model_info(name, files_metadata=True)
     revision = str(info.sha)
     sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
-    files = _wanted(name, sizes)
-    descriptions = [path for path in files if not _matches(path, WEIGHTS)]
+    files = _wanted(name, sizes, allows_pickles=access.allows_pickles)
+    descriptions = [path for path in files if not _matches(path, (*WEIGHTS, PICKLED))]
     size = sum(files[path] for path in descriptions)
     if size > DESCRIPTION_BYTES_MAX:
         raise ModelRefused(f"{name} has {told_bytes(size)} of descriptions: that is no model")
@@ -95,10 +98,12 @@ def describe(name: str, models_directory: Path, access: HubAccess, progress: Pro
             _fetch(name, access, revision, directory, descriptions)
     with _told_as_refusal(name):
         elements: dict[str, int] = {}
+        for path in (path for path in sorted(files) if _matches(path, (PICKLED,))):
+            elements[path] = files[path] // _bytes_per_pickled(directory)
         for path in sorted(filter(_is_weight, files)):
             header = api.parse_safetensors_file_metadata(name, path, revision=revision)
             elements |= {key: tensor.parameter_count for key, tensor in header.tensors.items()}
-    weights = {path: size for path, size in files.items() if _is_weight(path)}
+    weights = {path: files[path] for path in files.keys() - set(descriptions)}
     stored = StoredWeights(weights, elements)
     return HubModel(name, access, revision, files, stored, directory, target)
 
@@ -129,12 +134,16 @@ def fetch_weights(model: HubModel, progress: Progress) -> Path:
     for path, size in model.files.items():
         if (model.directory / path).stat().st_size != size:
             raise ModelRefused(f"{model.name} could not be downloaded: {path} came incomplete")
+    if has_only_pickles(model.directory):
+        convert(model.directory, model.directory, progress)
+        for pickled in model.directory.glob(PICKLED):
+            pickled.unlink()
     shutil.rmtree(model.directory / ".cache", ignore_errors=True)
     model.directory.rename(model.target)
     return model.target
 
 
-def _wanted(name: str, sizes: Mapping[str, int]) -> dict[str, int]:
+def _wanted(name: str, sizes: Mapping[str, int], *, allows_pickles: bool) -> dict[str, int]:
     """Everything that the engine reads. Raises ModelRefused where it would read no weights."""
     files = {
         path: size
@@ -146,10 +155,13 @@ def _wanted(name: str, sizes: Mapping[str, int]) -> dict[str, int]:
     }
     if any(_is_weight(path) for path in files):
         return files
+    pickled = {path: size for path, size in sizes.items() if _matches(path, (PICKLED,))}
+    if pickled and allows_pickles:
+        return files | pickled
     if any(_matches(path, PICKLES) for path in sizes):
         raise ModelRefused(
-            f"{name} has its weights as pickles only, which can run code and are never read:"
-            " ask for safetensors, or convert it yourself and add the directory"
+            f"{name} has its weights as pickles only, and a pickle can run code:"
+            " allow it with --allow-pickles, and they are read as tensors, once, and written anew"
         )
     if any(path.endswith(".gguf") for path in sizes):
         raise ModelRefused(
@@ -176,6 +188,13 @@ def _fetch(name: str, access: HubAccess, revision: str, directory: Path, paths: 
         endpoint=access.endpoint,
         token=access.token,
     )
+
+
+def _bytes_per_pickled(directory: Path) -> int:
+    """How much a weight takes in a pickle, as the configuration has it: its header tells nothing."""
+    config = read_config(directory)
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    return 2 if stored.endswith("16") else 4
 
 
 def _escaped(path: str) -> str:

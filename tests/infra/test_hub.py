@@ -2,6 +2,8 @@
 
 import json
 import os
+import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from huggingface_hub import constants
 from safetensors.numpy import save_file as save_numpy
+from safetensors.torch import load_file
 
 from engine import catalog
 from engine.errors import ModelRefused
-from infra.local import hub
+from engine.models.checkpoint import Checkpoint
+from infra.errors import SetUpFailed
+from infra.local import checkpoints, hub
 from infra.local.hub import HubAccess, HubModel, describe, fetch_weights
 from infra.settings import InfraSettings
 from tests.engine.lora import save_adapter
@@ -126,7 +132,7 @@ def test_a_connection_that_breaks_goes_on_where_it_broke(
         (
             lambda server, source: [path.unlink() for path in source.glob("*.safetensors")],
             None,
-            "its weights as pickles only",
+            "its weights as pickles only, .*--allow-pickles",
         ),
         (
             lambda server, source: [path.unlink() for path in source.glob("*m*.[bs]*")],
@@ -187,6 +193,57 @@ def test_the_hub_and_the_token_are_settings(monkeypatch: pytest.MonkeyPatch) -> 
     assert "secret" not in repr(settings)
     assert settings.hub_token is not None
     assert settings.hub_token.get_secret_value() == "secret"
+
+
+class Hostile:
+    """Runs code where it is unpickled as Python would."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("/tmp/ncompass-a-pickle-ran",)
+
+
+def test_pickles_are_fetched_where_they_are_allowed_and_read_as_tensors_only(
+    server: HubServer, source: Path, tmp_path: Path
+) -> None:
+    tensors = load_file(source / "model.safetensors")
+    for unwanted in ("model.safetensors", "consolidated.safetensors", "pytorch_model.bin"):
+        (source / unwanted).unlink()
+    names = sorted(tensors)
+    for number, part in enumerate((names[:5], names[5:]), start=1):
+        path = source / f"pytorch_model-0000{number}-of-00002.bin"
+        torch.save({name: tensors[name] for name in part}, path)
+    access = HubAccess(server.url, allows_pickles=True)
+    model = describe(NAME, tmp_path / "models", access, lambda line: None)
+    num_weights = sum(x.numel() for x in tensors.values())
+    assert sum(model.stored.num_elements.values()) == pytest.approx(num_weights, rel=0.1)
+    whole = fetch_weights(model, lambda line: None)
+    assert not list(whole.glob("*.bin"))
+    assert not list(whole.glob("*.py"))
+    found = Checkpoint(whole)
+    for name, tensor in tensors.items():
+        assert torch.equal(found.tensor(name, tuple(tensor.shape), torch.float32), tensor)
+
+
+def test_a_directory_with_pickles_is_left_as_it_is_and_no_code_in_them_runs(
+    source: Path, tmp_path: Path
+) -> None:
+    tensors, models = load_file(source / "model.safetensors"), tmp_path / "models"
+    local = tmp_path / "org--local"
+    shutil.copytree(source, local, ignore=shutil.ignore_patterns("onnx", "*.safetensors"))
+    torch.save(tensors, local / "pytorch_model.bin")
+    before = sorted(path.name for path in local.iterdir())
+    assert checkpoints.fetch(str(local), models, print).directory == local
+    mine = checkpoints.fetch(str(local), models, print, allows_pickles=True)
+    assert (mine.name, mine.directory) == ("org/local", models / "org--local")
+    assert sorted(path.name for path in local.iterdir()) == before
+    assert load_file(mine.directory / "model.safetensors").keys() == tensors.keys()
+    assert not (mine.directory / "modeling_own.py").exists()
+    shutil.rmtree(mine.directory)
+    (local / "pytorch_model.bin").write_bytes(pickle.dumps({"x": Hostile()}))
+    with pytest.raises(SetUpFailed, match=r"pytorch_model.bin holds more than tensors, or is"):
+        checkpoints.fetch(str(local), models, print, allows_pickles=True)
+    assert not Path("/tmp/ncompass-a-pickle-ran").exists()
+    assert list(models.iterdir()) == []
 
 
 KILLED = """
