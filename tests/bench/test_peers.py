@@ -1,5 +1,6 @@
 """The comparison with other engines: what is asked, what is stored, and what is said of it."""
 
+import json
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.settings import EngineSettings
+from tests.bench.peers import benchmark
 from tests.bench.peers import matrix as matrix_module
+from tests.bench.peers.benchmark import Plan, options, parser
 from tests.bench.peers.cells import BURST, Cell, CellKey, CellStore
 from tests.bench.peers.client import Client
 from tests.bench.peers.curve import draw
@@ -29,6 +32,7 @@ from tests.bench.peers.matrix import Matrix, TimeIsUp, alternating
 from tests.bench.peers.search import bracket, next_rate
 from tests.bench.peers.servers import OUR_SETTINGS, Contestant, Server
 from tests.bench.peers.traces import TRACES, make_requests, vocabulary
+from tests.bench.peers.verdict import TARGETS, verdict
 
 AGAINST = Comparison("", "bf16", "ours", "vllm_tuned")
 
@@ -48,7 +52,7 @@ def cell(
         other_cores=other_cores,
         engine_cores=1.5,
         client_cores=0.2,
-        facts={"machine": "a machine", "commit": "abc"},
+        facts={"machine": "a machine", "commit": "abc", "date": "2026-11-30T12:00:00"},
     )
 
 
@@ -205,3 +209,76 @@ def test_our_configurations_are_settings_of_the_engine(name: str) -> None:
     _, _, settings = OUR_SETTINGS[name]
     validated = EngineSettings.model_validate(settings)
     assert validated.model_fields_set == settings.keys() <= EngineSettings.model_fields.keys()
+
+
+def test_every_target_gets_a_verdict() -> None:
+    figures = {
+        "ttft_p50_ratio_bf16_at_3rps": 2.5,
+        "ttft_p99_ratio_bf16_at_3rps": 2.49,
+        "burst_throughput_ratio_int8": 3.0,
+    }
+    lines = verdict(figures, ["bf16"])
+    assert lines[0] == "1 of 7 targets reached, 1 missed"
+    assert lines[1].startswith("reached: TTFT p50 at 3 requests/s 2.50 x")
+    assert lines[2].startswith("missed: TTFT p99 at 3 requests/s 2.49 x (target 2.5 x)")
+    assert sum(line.startswith("not measured") for line in lines) == 5
+    assert any("int8: throughput of a burst 3.00 x" in line for line in verdict(figures, ["int8"]))
+
+
+def test_every_target_is_a_figure_of_the_comparison() -> None:
+    _, missing = figures_of(
+        Results.of([]), [AGAINST, Comparison("", "int8", "ours_int8", "vllm_tuned")], None
+    )
+    assert {target.figure for target in TARGETS} <= set(missing)
+
+
+def test_a_summary_says_what_was_won_what_was_lost_and_draws_the_readmes_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From stored cells alone, as `--minutes 0` does it."""
+    store = CellStore(tmp_path / "vllm" / "cells")
+    for rate, ours, peer in ((1.0, 0.1, 0.3), (3.0, 0.2, 0.9), (BURST, 0.5, 0.8)):
+        store.save(cell("ours", ours, rate=rate))
+        store.save(cell("vllm_tuned", peer, rate=rate))
+    store.save(cell("ours", 0.4, rate=2.0, trace="mixed"))
+    store.save(cell("vllm_tuned", 0.3, rate=2.0, trace="mixed"))
+    store.save(cell("ours", 0.001, rate=2.0, num_requests=3))  # another benchmark's size
+    (tmp_path / "vllm" / "capacity.json").write_text('{"rate_90": 2.0}')
+
+    @contextmanager
+    def start() -> Iterator[Server]:
+        raise AssertionError("nothing is measured")
+        yield
+
+    plan = Plan(
+        name="vllm",
+        output=tmp_path / "vllm",
+        contestants=[Contestant(n, n.title(), "bf16", start) for n in ("ours", "vllm_tuned")],
+        comparisons=[AGAINST],
+        capacity_peer="vllm_tuned",
+        versions={},
+        notes=["a small model"],
+        has_targets=True,
+    )
+    picture = tmp_path / "docs" / "picture.svg"
+    command = ["--minutes", "0", "--requests", "10", "--burst", "10", "--seeds", "1"]
+    chosen = options(parser("").parse_args([*command, "--picture", str(picture)]))
+    benchmark.run(plan, chosen, Client(Path(), Path(), ["word"]))
+    said = capsys.readouterr().out
+    report = json.loads((tmp_path / "vllm.json").read_text())
+    assert report["figures"]["ttft_p50_ratio_bf16_at_3rps"] == 4.5
+    assert report["figures"]["tpot_p50_ratio_bf16_least"] == 1.6
+    assert report["figures"]["ttft_p50_ratio_bf16_mixed_90"] == 0.75
+    for line in (
+        "reached: TTFT p50 at 3 requests/s 4.50 x",
+        "missed: TTFT p50, mixed lengths at 90 % of its capacity 0.75 x (target 4 x)",
+        "not measured: highest rate with p99 TTFT within 1 s",
+        "lost: mixed 2/s: vllm_tuned is 1.33x better than ours in ttft_p50",
+        "a small model",
+    ):
+        assert line in said
+        assert any(line in note for note in report["notes"])
+    svg = picture.read_text()
+    assert "prefers-color-scheme: dark" in svg
+    assert "40 requests, 2026-11-30" in svg
+    assert len(list(ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}polyline"))) == 4

@@ -26,6 +26,7 @@ from tests.bench.peers.matrix import Matrix, TimeIsUp, alternating, expected_s
 from tests.bench.peers.search import NUM_PROBES_MAX, next_rate
 from tests.bench.peers.servers import Contestant
 from tests.bench.peers.traces import TRACES
+from tests.bench.peers.verdict import verdict
 from tests.bench.report import percentile, print_table, provenance, write_report
 
 DEFAULT_RATES = "0.5,1,2,3,3.5,burst"
@@ -47,6 +48,8 @@ class Plan:
     versions: Mapping[str, str]
     notes: list[str]
     attribution: Attribution | None = None
+    has_targets: bool = False
+    """Whether the targets of `verdict` are about this peer."""
 
     @property
     def compared(self) -> list[str]:
@@ -244,6 +247,8 @@ def summarise(plan: Plan, chosen: Options, store: CellStore) -> None:
         notes += attribution(results, plan.attribution) or [
             "how much comes from kernels and how much from scheduling is not measured"
         ]
+    if plan.has_targets:
+        notes += verdict(figures, chosen.precisions)
     notes += ["lost: " + line for line in losses(results, plan.comparisons)]
     if rows:
         print_table(
@@ -274,6 +279,7 @@ def _caveats(cells: list[Cell]) -> list[str]:
 
 def _draw(plan: Plan, results: Results, chosen: Options) -> None:
     lines: dict[str, Line] = {}
+    num_requests = 0
     for contestant in plan.contestants:
         by_rate: dict[float, list[float]] = {}
         for cell in results.of_contestant(contestant.name, "chat"):
@@ -286,10 +292,13 @@ def _draw(plan: Plan, results: Results, chosen: Options) -> None:
         ]
         if len(line) > 1:
             lines[contestant.title] = line
+            num_requests += sum(map(len, by_rate.values()))
     if lines:
+        dates = sorted(str(cell.facts["date"])[:10] for cell in results.cells.values())
         svg = draw(
             "Time to first token against load: 256 tokens in, 64 out",
-            f"SmolLM2-135M on {provenance()['machine']}: a small model on CPU cores. Lower is better.",
+            f"SmolLM2-135M, a small model, on CPU cores: {provenance()['machine']}; "
+            f"{num_requests:,} requests, {dates[-1]}. Lower is better.",
             lines,
         )
         for path in (plan.output.with_suffix(".svg"), chosen.picture):

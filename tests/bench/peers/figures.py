@@ -118,6 +118,7 @@ def _wanted(
         pair = results.pair("chat", rate, comparison.ours, comparison.peer)
         for name, measure in LATENCIES.items():
             wanted[f"{prefix}{name}_ratio_{precision}_at_{rate}rps"] = _faster(pair, measure)
+    wanted[f"{prefix}tpot_p50_ratio_{precision}_least"] = _least_tpot(results, comparison)
     pair = results.pair("mixed", rate_90, comparison.ours, comparison.peer) if rate_90 else None
     for name in ("ttft_p50", "ttft_p99"):
         wanted[f"{prefix}{name}_ratio_{precision}_mixed_90"] = _faster(pair, LATENCIES[name])
@@ -133,6 +134,14 @@ def _wanted(
         pair[0].requests_per_s / pair[1].requests_per_s if pair else None
     )
     return wanted
+
+
+def _least_tpot(results: Results, comparison: Comparison) -> float | None:
+    """The smallest gain at any rate of the chat trace, the burst included."""
+    rates = {k.rate for k in results.cells if k.trace == "chat" and k.contestant == comparison.ours}
+    pairs = [results.pair("chat", rate, comparison.ours, comparison.peer) for rate in rates]
+    ratios = [_faster(pair, LATENCIES["tpot_p50"]) for pair in pairs]
+    return min((ratio for ratio in ratios if ratio is not None), default=None)
 
 
 def _faster(pair: tuple[Pool, Pool] | None, measure: Measure) -> float | None:
