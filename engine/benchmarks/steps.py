@@ -23,8 +23,8 @@ from engine.benchmarks.roofline import PRECISIONS, Limits, Work, machine_limits
 from engine.engine import Engine
 from engine.messages import GenerateRequest, Sampling
 from engine.settings import EngineSettings
-from engine.worker.loading import load_engine, num_threads
-from kernels.cpu import library
+from engine.worker.loading import load_engine
+from engine.worker.machine import enable_kernels, num_threads
 from kernels.cpu.build import AVX2, NATIVE
 from kernels.cpu.memory import keep_freed_memory
 
@@ -61,9 +61,7 @@ def main() -> None:
         is_speculation_on=False,  # a limit is that of one token for each sequence
     )
     target = AVX2 if arguments.avx2 else NATIVE
-    built = None if arguments.plain_torch else library.build(settings.kernel_cache, target)
-    if built is not None and built.path is not None:
-        library.enable(built.path, num_threads(settings))
+    built = None if arguments.plain_torch else enable_kernels(settings, target)
     loaded = load_engine(arguments.path, settings)
     keep_freed_memory()
     before = machine_limits(arguments.precision)

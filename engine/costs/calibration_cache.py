@@ -11,12 +11,12 @@ import platform
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import structlog
 import torch
 
-from engine.messages import CostModel
 from kernels import __version__ as kernels_version
 
 logger = structlog.get_logger(__name__)
@@ -25,37 +25,50 @@ FORM = "roofline-1"
 """Changes with the form of the cost model or the way it is measured."""
 LIBRARIES = ("torch", "triton", "numpy")
 
+Figures = TypeVar("Figures", bound=msgspec.Struct)
 
-def calibrated(
-    cache: Path, fingerprint: list[str], measure: Callable[[], CostModel]
-) -> tuple[CostModel, bool]:
-    """The remembered cost model of `fingerprint`, else a measured one. (model, was remembered)"""
+
+def remembered(
+    cache: Path, fingerprint: list[str], kind: type[Figures], measure: Callable[[], Figures]
+) -> tuple[Figures, bool]:
+    """What is remembered under `fingerprint`, else what is measured now. (figures, was remembered)"""
     digest = hashlib.sha256(msgspec.json.encode(fingerprint)).hexdigest()[:32]
     path = cache / f"{digest}.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=CostModel), True
+        return msgspec.json.decode(path.read_bytes(), type=kind), True
     except FileNotFoundError:
         pass
     except (OSError, msgspec.MsgspecError) as fault:
         logger.warning("calibration is not readable", path=str(path), reason=str(fault))
-    cost_model = measure()
-    _write(path, cost_model)
-    return cost_model, False
+    figures = measure()
+    _write(path, figures)
+    return figures, False
 
 
 def fingerprint(
     directory: Path, *, dtype: torch.dtype, device: torch.device, num_threads: int, kernels: str
 ) -> list[str]:
-    """Everything that the figures depend on. `kernels` names the build of the compiled ones."""
-    weights = sorted(
+    """Everything that a model's steps depend on. `kernels` names the build of the compiled ones."""
+    return [
+        FORM,
+        *weight_files(directory),
+        str(dtype),
+        *machine_facts(device, num_threads, kernels),
+    ]
+
+
+def weight_files(directory: Path) -> list[str]:
+    """The files of a checkpoint: another size or time makes it another one."""
+    return sorted(
         f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}"
         for path in directory.iterdir()
         if path.is_file()
     )
+
+
+def machine_facts(device: torch.device, num_threads: int, kernels: str) -> list[str]:
+    """What computes here."""
     return [
-        FORM,
-        *weights,
-        str(dtype),
         _device_name(device),
         f"threads {num_threads}",
         f"kernels {kernels_version} {kernels}",
@@ -81,12 +94,12 @@ def _version(library: str) -> str:
         return "none"
 
 
-def _write(path: Path, cost_model: CostModel) -> None:
+def _write(path: Path, figures: msgspec.Struct) -> None:
     """Whole or not at all: two workers may start at once. A full disk costs only the memory of it."""
     partial = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(msgspec.json.encode(cost_model))
+        partial.write_bytes(msgspec.json.encode(figures))
         partial.replace(path)
     except OSError as fault:
         logger.warning("calibration is not kept", path=str(path), reason=str(fault))

@@ -94,7 +94,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def give_memory_back(device: torch.device) -> None:
-    """After a model was dropped: what it had leaves this process."""
+    """After a model was loaded or dropped: what it needs no more leaves this process."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

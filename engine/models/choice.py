@@ -25,15 +25,17 @@ def load_model(
     quantization: Quantization = "none",
     *,
     verify_fused: bool = False,
+    cache: Path | None = None,
 ) -> tuple[Model, LoadReport]:
     """Load a checkpoint into the fastest tier that is right. Raises ModelRefused.
 
     Quantised weights exist in the first tier only. The other tiers are always held against the
     original; `verify_fused` does it for the first as well, which loads the original beside it.
+    What quantising finds out about the checkpoint is kept in `cache`.
     """
     checks: tuple[Check, ...] = ()
     try:
-        decoder = load_decoder(directory, dtype, device, quantization)
+        decoder = load_decoder(directory, dtype, device, quantization, cache=cache)
     except ModelRefused as refusal:
         if quantization != "none":
             raise

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.costs.calibration_cache import remembered, weight_files
 from engine.errors import ModelRefused
 from engine.models.adapters.fused import FusedAdapters
 from engine.models.adapters.rows import AdapterRows, Groups
@@ -24,7 +25,9 @@ from engine.models.decoder_config import DecoderConfig
 from engine.models.model import KVBlocks, ModelSpec
 from engine.models.smoothing import (
     NUM_TOKENS,
+    SMOOTHING_FORM,
     Factors,
+    KeptFactors,
     Observer,
     Ranges,
     random_tokens,
@@ -293,21 +296,43 @@ def load_decoder(
     dtype: torch.dtype,
     device: torch.device,
     quantization: Quantization = "none",
+    *,
+    cache: Path | None = None,
 ) -> Decoder:
-    """Load a checkpoint of the Llama structure; raises ModelRefused with one clear sentence."""
+    """Load a checkpoint of the Llama structure; raises ModelRefused with one clear sentence.
+
+    `cache` is where the factors of smoothing are kept: without it each load finds them anew.
+    """
     config = DecoderConfig.parse(read_json(directory / "config.json"))
     if quantization != "none" and not cpu.CpuLibrary.supports_head_dim(config.head_dim):
         raise ModelRefused("quantised weights need heads of a multiple of 16 channels")
     smoothing: dict[str, Factors] = {}
     if quantization == "int8":
-        ranges = Ranges()
-        with torch.inference_mode():
-            whole = Decoder(config, Checkpoint(directory, device), dtype, device)
-            num_tokens = min(NUM_TOKENS, config.context_length)
-            tokens = random_tokens(config.vocab_size, num_tokens)
-            whole.observe_activations(tokens.to(device), ranges.observe)
-        smoothing = smoothing_factors(config, Checkpoint(directory), ranges)
+
+        def observe() -> KeptFactors:
+            return KeptFactors.of(_observed_factors(directory, config, dtype, device))
+
+        facts = [SMOOTHING_FORM, *weight_files(directory), str(dtype), _build_name()]
+        kept = observe() if cache is None else remembered(cache, facts, KeptFactors, observe)[0]
+        smoothing = kept.factors
     return Decoder(config, Checkpoint(directory, device), dtype, device, quantization, smoothing)
+
+
+def _observed_factors(
+    directory: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device
+) -> dict[str, Factors]:
+    """By running the model as it is; takes a second, and the memory of both."""
+    ranges = Ranges()
+    with torch.inference_mode():
+        whole = Decoder(config, Checkpoint(directory, device), dtype, device)
+        tokens = random_tokens(config.vocab_size, min(NUM_TOKENS, config.context_length))
+        whole.observe_activations(tokens.to(device), ranges.observe)
+    return smoothing_factors(config, Checkpoint(directory), ranges)
+
+
+def _build_name() -> str:
+    library = cpu.active()
+    return "" if library is None else f"{library.path.name} {library.uses_native_bf16_dot}"
 
 
 def _compiled_linear(linear: PackedLinear) -> CpuLinear:

@@ -14,12 +14,16 @@ Source: SmoothQuant, arXiv 2211.10438.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+import numpy as np
 import torch
 
 from engine.models.checkpoint import Checkpoint
 from engine.models.decoder_config import DecoderConfig
 
 NUM_TOKENS = 512
+SMOOTHING_FORM = "smoothing-1"
+"""Changes with the way in which factors are found."""
 LEAST = 1e-5
 """Smaller maxima count as this."""
 
@@ -40,6 +44,30 @@ class Factors:
         if self.rows is not None:
             out = out * self.rows.view(-1, *[1] * (out.dim() - 1))
         return out if self.columns is None else out * self.columns
+
+
+class KeptFactors(msgspec.Struct, frozen=True):
+    """Factors as they are kept on disk: fp32 by the name of the tensor."""
+
+    rows: dict[str, bytes]
+    columns: dict[str, bytes]
+
+    @classmethod
+    def of(cls, factors: dict[str, Factors]) -> "KeptFactors":
+        """To write."""
+        rows = {name: _bytes(each.rows) for name, each in factors.items() if each.rows is not None}
+        columns = {
+            name: _bytes(each.columns) for name, each in factors.items() if each.columns is not None
+        }
+        return cls(rows, columns)
+
+    @property
+    def factors(self) -> dict[str, Factors]:
+        """As they were."""
+        return {
+            name: Factors(_tensor(self.rows.get(name)), _tensor(self.columns.get(name)))
+            for name in self.rows.keys() | self.columns.keys()
+        }
 
 
 class Ranges:
@@ -120,3 +148,11 @@ def _layer_factors(
 def _smooth(largest: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """[channels]"""
     return (largest.clamp(min=LEAST) / weight.abs().amax(dim=0).clamp(min=LEAST)).sqrt()
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.numpy().astype("<f4").tobytes()
+
+
+def _tensor(kept: bytes | None) -> torch.Tensor | None:
+    return None if kept is None else torch.from_numpy(np.frombuffer(kept, "<f4").astype(np.float32))

@@ -2,11 +2,15 @@
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import xgrammar
 
-from engine.messages import GenerateRequest, Structure
+from engine.messages import Structure
+from engine.structures.compilation import tokenizer_info
+from engine.structures.process import Compiled
+from engine.tokenization import Tokenizer
 
 SLOW_STEP_S = 0.02
 """Of one sequence's grammar, on the engine's thread; the masks of JSON take less than 2 ms."""
@@ -28,6 +32,23 @@ class Grammar:
         for token_id in emitted:
             state.accept(token_id)
         return state
+
+
+class GrammarReader:
+    """Grammars from what the process next door has answered; loads the tokenizer for the first."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._info: xgrammar.TokenizerInfo | None = None
+
+    def read(self, structure: Structure, answer: Compiled) -> Grammar:
+        """The grammar, or its refusal."""
+        if answer.grammar is None:
+            return Grammar(structure, None, answer.refused or "")
+        if self._info is None:
+            self._info = tokenizer_info(Tokenizer.load(self._directory))
+        compiled = xgrammar.CompiledGrammar.deserialize_json(answer.grammar, self._info)
+        return Grammar(structure, compiled)
 
 
 class StructureState:
@@ -100,11 +121,3 @@ class StructureState:
 
     def _note_time(self, began_s: float) -> None:
         self._num_slow_steps += time.thread_time() - began_s > SLOW_STEP_S
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledRequest:
-    """A request whose structure is compiled; no grammar where the compiler itself failed."""
-
-    request: GenerateRequest
-    grammar: Grammar | None

@@ -7,24 +7,32 @@ that takes too long or too much is killed. The worker reads the result and never
 One JSON line in, one out: a `Structure`, then `{"grammar": …}` or `{"refused": …}`.
 """
 
+import importlib
 import os
 import resource
 import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import xgrammar
 
-from engine.messages import WHITESPACE_MAX, Structure
+from engine.messages import Structure
+from engine.structures.lean_xgrammar import import_lean
 from engine.tokenization import Tokenizer
 
 MEMORY_BYTES_MAX = 2 * 1024**3
 """What one compilation may allocate beyond what is there already."""
 READ_BYTES = 1 << 20
 MESSAGE_LENGTH_MAX = 300
+NO_COMPILER = (
+    "No form can be required of this model's answers: it has no tokenizer that one can be made for."
+)
+
+Compile = Callable[[Structure], str]
+"""The serialized grammar. Raises what the compiler raises."""
 
 
 class Compiled(msgspec.Struct, omit_defaults=True):
@@ -34,52 +42,29 @@ class Compiled(msgspec.Struct, omit_defaults=True):
     refused: str | None = None
 
 
-def tokenizer_info(tokenizer: Tokenizer) -> xgrammar.TokenizerInfo:
-    """The vocabulary as the grammar engine needs it.
-
-    Control tokens spell what no text contains (0xFF begins no character), so that they are never
-    taken for text, and yet can be named: the engine refuses a token that spells nothing.
-    """
-    vocabulary = [
-        b"\xff%d" % token_id
-        if token_id in tokenizer.special_token_ids
-        else tokenizer.token_text(token_id)
-        for token_id in range(tokenizer.vocab_size)
-    ]
-    return xgrammar.TokenizerInfo(
-        vocabulary,
-        vocab_type=xgrammar.VocabType.RAW,
-        vocab_size=len(vocabulary),
-        stop_token_ids=list(tokenizer.eos_token_ids),
-    )
-
-
-def compile_structure(
-    compiler: xgrammar.GrammarCompiler, structure: Structure
-) -> xgrammar.CompiledGrammar:
-    """The grammar of `structure`. Raises RuntimeError with the compiler's own words."""
-    if structure.kind == "regex":
-        return compiler.compile_regex(structure.source)
-    if structure.kind == "ebnf":
-        return compiler.compile_grammar(structure.source)
-    if structure.kind == "structural_tag":
-        return compiler.compile_structural_tag(structure.source)
-    return compiler.compile_json_schema(structure.source, max_whitespace_cnt=WHITESPACE_MAX)
-
-
-def serve(compiler: xgrammar.GrammarCompiler, timeout_s: float) -> None:
+def serve(compile_one: Compile, timeout_s: float) -> None:
     """Answer line by line until the worker closes the pipe."""
     for line in sys.stdin.buffer:
-        sys.stdout.buffer.write(_compile_apart(compiler, line, timeout_s) + b"\n")
-        sys.stdout.buffer.flush()
+        _say(_compile_apart(compile_one, line, timeout_s))
 
 
-def _compile_apart(compiler: xgrammar.GrammarCompiler, line: bytes, timeout_s: float) -> bytes:
+def refuse(reason: str) -> None:
+    """Answer every line with the same refusal."""
+    for _ in sys.stdin.buffer:
+        _say(msgspec.json.encode(Compiled(refused=reason)))
+
+
+def _say(answer: bytes) -> None:
+    sys.stdout.buffer.write(answer + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _compile_apart(compile_one: Compile, line: bytes, timeout_s: float) -> bytes:
     """Compile in a fork, and kill it when its time is over."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        _be_the_fork(compiler, line, writer)
+        _be_the_fork(compile_one, line, writer)
     os.close(writer)
     answer = _read_until(reader, time.monotonic() + timeout_s)
     os.close(reader)
@@ -92,22 +77,22 @@ def _compile_apart(compiler: xgrammar.GrammarCompiler, line: bytes, timeout_s: f
     return msgspec.json.encode(Compiled(refused=f"The required form is {reason}."))
 
 
-def _be_the_fork(compiler: xgrammar.GrammarCompiler, line: bytes, writer: int) -> None:
+def _be_the_fork(compile_one: Compile, line: bytes, writer: int) -> None:
     """Never returns."""
     status = 1
     try:
         _bound_memory()
         with os.fdopen(writer, "wb") as pipe:
-            pipe.write(msgspec.json.encode(_answer(compiler, line)))
+            pipe.write(msgspec.json.encode(_answer(compile_one, line)))
         status = 0
     finally:
         os._exit(status)
 
 
-def _answer(compiler: xgrammar.GrammarCompiler, line: bytes) -> Compiled:
+def _answer(compile_one: Compile, line: bytes) -> Compiled:
     structure = msgspec.json.decode(line, type=Structure)
     try:
-        return Compiled(grammar=compile_structure(compiler, structure).serialize_json())
+        return Compiled(grammar=compile_one(structure))
     except (RuntimeError, ValueError, RecursionError) as error:
         # "[12:00:00] /project/cpp/file.cc:94: Regex parsing error …"
         message = str(error).strip().split(": ", 1)[-1]
@@ -140,8 +125,26 @@ def main() -> None:
     """Load the tokenizer, then serve."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the worker's; the pipe tells us
     directory, timeout_s = Path(sys.argv[1]), float(sys.argv[2])
-    info = tokenizer_info(Tokenizer.load(directory))
-    serve(xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False), timeout_s)
+    import_lean()
+    try:
+        compile_one = _compile_for(directory)
+    except Exception as fault:  # a foreign tokenizer may fail in any way
+        sys.stderr.write(f"no grammars for its tokenizer: {fault}\n")
+        refuse(NO_COMPILER)
+    else:
+        serve(compile_one, timeout_s)
+
+
+def _compile_for(directory: Path) -> Compile:
+    # Imported here: before it, xgrammar must have been imported without torch.
+    compilation = importlib.import_module("engine.structures.compilation")
+    compiler = compilation.create_compiler(Tokenizer.load(directory))
+
+    def compile_one(structure: Structure) -> str:
+        serialized: str = compilation.compile_structure(compiler, structure).serialize_json()
+        return serialized
+
+    return compile_one
 
 
 if __name__ == "__main__":

@@ -32,10 +32,9 @@ from engine.worker.hosted import Threads
 from engine.worker.hosting import FixedHostings, Hosting, HostingFile
 from engine.worker.io_thread import IoThread
 from engine.worker.keeper import Hostings, Keeper
-from engine.worker.loading import num_threads, with_dtype
+from engine.worker.machine import enable_kernels, with_dtype
 from engine.worker.mailbox import Bells
 from engine.worker.turnstile import Turnstile
-from kernels.cpu import library
 from kernels.cpu.memory import keep_freed_memory
 
 logger = structlog.get_logger(__name__)
@@ -146,12 +145,9 @@ class Worker:
 
 
 def _enable_cpu_kernels(settings: EngineSettings) -> None:
-    """Use the compiled CPU kernels where there are any; plain torch computes otherwise."""
-    built = library.build(settings.kernel_cache)
+    built = enable_kernels(settings)
     if built.path is None:
         logger.warning("no compiled CPU kernels", reason=built.reason)
-        return
-    library.enable(built.path, num_threads(settings))
 
 
 def _parse_arguments() -> Identity:

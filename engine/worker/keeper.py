@@ -22,7 +22,8 @@ from engine.worker.attaching import BaseAbsent, attach, detach, refuse_without_b
 from engine.worker.hosted import Hosted, Loaded, Threads
 from engine.worker.hosting import Hosting
 from engine.worker.introduction import Introduction
-from engine.worker.loading import LoadedEngine, device_of, load_engine
+from engine.worker.loading import LoadedEngine, load_engine
+from engine.worker.machine import device_of
 from engine.worker.mailbox import Mailbox
 from engine.worker.model_line import ModelLine
 from engine.worker.served_model import ServedModel
@@ -207,6 +208,7 @@ class Keeper:
             logger.exception("model not loaded", model=hosting.name)
             self._fail(hosted, f"loading failed: {_reason(fault)}", time.monotonic() + RETRY_S)
         else:
+            give_memory_back(self._device)  # what reading and packing the weights took
             self._serve(hosted, engine)
             seconds = round(time.monotonic() - began_s, 1)
             logger.info(

@@ -1,20 +1,20 @@
 """From a directory and the settings to an engine that is ready to run."""
 
 import importlib
-import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from engine.costs.calibration import ALONE, choose_dtype, fit_cost_model, warm_up
-from engine.costs.calibration_cache import calibrated, fingerprint
+from engine.costs.calibration import ALONE, fit_cost_model, warm_up
+from engine.costs.calibration_cache import fingerprint, remembered
 from engine.device.device import Device
 from engine.engine import Engine, Runner
 from engine.errors import ModelRefused
 from engine.memory.footprint import read_footprint
 from engine.memory.memory_budget import free_bytes
+from engine.messages import CostModel
 from engine.models.choice import load_model
 from engine.models.model import KVBlocks, Model
 from engine.models.report import FUSED, LoadReport
@@ -23,10 +23,10 @@ from engine.parallel.leader import load_leading
 from engine.pooling import Pooling, read_pooling
 from engine.settings import EngineSettings
 from engine.simulator.policies import POLICIES
+from engine.worker.machine import DTYPES, device_of, kernels_name, num_threads, with_dtype
 from engine.worker.runners import capacity_of, create_runner, gpu_for
 from kernels.cpu import library
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MIB = 1024 * 1024
 
 
@@ -87,7 +87,12 @@ def _load_model(
 ) -> tuple[Model, LoadReport]:
     if settings.tensor_parallel == 1:
         return load_model(
-            directory, dtype, device, settings.quantization, verify_fused=settings.verify_fused
+            directory,
+            dtype,
+            device,
+            settings.quantization,
+            verify_fused=settings.verify_fused,
+            cache=settings.calibration_cache,
         )
     if settings.quantization != "none":
         raise ModelRefused("quantised weights cannot be shared by several ranks yet")
@@ -141,17 +146,18 @@ class _Machine:
         """Calibrate, and make the engine."""
         settings, model, alone = self.settings, runner.model, self.alone
         report = replace(report, unpacked=_unpacked(self.directory, settings.dtype))
-        cost_model, is_remembered = calibrated(
+        cost_model, is_remembered = remembered(
             settings.calibration_cache,
             fingerprint(
                 self.directory,
                 dtype=DTYPES[settings.dtype],
                 device=self.device,
                 num_threads=num_threads(settings),
-                kernels=f"{_kernels_name()}, quantization {settings.quantization}"
+                kernels=f"{kernels_name()}, quantization {settings.quantization}"
                 + (", graphs" if self.gpu else "")
                 + (f", {settings.tensor_parallel} ranks" if settings.tensor_parallel > 1 else ""),
             ),
+            CostModel,
             lambda: fit_cost_model(model, kv_cache, num_blocks, alone=alone, gpu=self.gpu),
         )
         if is_remembered:
@@ -165,38 +171,6 @@ def _unpacked(directory: Path, dtype: str) -> str:
     """How the checkpoint's weights were packed; empty where they were plain."""
     footprint = read_footprint(directory, DTYPES[dtype].itemsize)
     return footprint.unpacked_notice(dtype)
-
-
-def with_dtype(settings: EngineSettings) -> EngineSettings:
-    """The same settings with a precision: `auto` is measured, before anything else runs."""
-    device = device_of(settings)
-    if settings.dtype != "auto":
-        return settings
-    torch.set_num_threads(1 if library.active() else num_threads(settings))
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    return settings.model_copy(update={"dtype": names[choose_dtype(device)]})
-
-
-def num_threads(settings: EngineSettings) -> int:
-    """Compute threads: as configured, else one for each core that this process may use."""
-    if settings.num_threads:
-        return settings.num_threads
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _kernels_name() -> str:
-    compiled = library.active()
-    return "plain torch" if compiled is None else compiled.path.name
-
-
-def device_of(settings: EngineSettings) -> torch.device:
-    """Where models run. Raises ModelRefused when it was asked for and is not there."""
-    has_cuda = torch.cuda.is_available()
-    if settings.device == "cuda" and not has_cuda:
-        raise ModelRefused("NCOMPASS_ENGINE_DEVICE is cuda, but torch sees no CUDA device")
-    return torch.device("cuda" if has_cuda and settings.device != "cpu" else "cpu")
 
 
 def _pool_bytes(settings: EngineSettings, device: torch.device) -> int:

@@ -6,10 +6,21 @@ The engine thread sleeps until any model has orders, the I/O thread until any ha
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.engine import EngineStats, StepOutput
 from engine.messages import Cancel, CheckIntegrity, Extend, GenerateRequest, IntegrityReport
-from engine.structures.grammar import CompiledRequest
+
+if TYPE_CHECKING:  # loaded when the first form is asked for
+    from engine.structures.grammar import Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRequest:
+    """A request whose structure is compiled; no grammar where the compiler itself failed."""
+
+    request: GenerateRequest
+    grammar: "Grammar | None"
 
 
 @dataclass(slots=True)

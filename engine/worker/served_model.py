@@ -6,8 +6,7 @@ from engine.engine import Engine, StepOutput
 from engine.errors import RankLost
 from engine.messages import GenerateRequest, IntegrityReport
 from engine.models.adapters.weights import Adapter
-from engine.structures.grammar import CompiledRequest
-from engine.worker.mailbox import EngineOrders, Mailbox
+from engine.worker.mailbox import CompiledRequest, EngineOrders, Mailbox
 from engine.worker.routes import Routes, of_adapter
 from engine.worker.structure_desk import StructureDesk
 

@@ -8,12 +8,10 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from engine.errors import ModelRefused
 from engine.messages import GenerateRequest
 from engine.settings import EngineSettings
 from engine.structures.compiler import GrammarCompiler
-from engine.structures.grammar import CompiledRequest
-from engine.worker.mailbox import Mailbox
+from engine.worker.mailbox import CompiledRequest, Mailbox
 
 logger = structlog.get_logger(__name__)
 
@@ -120,10 +118,7 @@ class StructureDesk:
 
     def run(self) -> None:
         """Compile what is asked, until closed; a thread's whole life."""
-        try:
-            self._compiler.start()
-        except ModelRefused as refusal:
-            logger.info("no structured output", reason=refusal.message)
+        self._compiler.start()
         while (request := self._line.get()) is not None:
             assert request.structure is not None
             began_s = time.monotonic()

@@ -35,8 +35,8 @@ from engine.simulator.report import RunReport, Spread, report
 from engine.simulator.simulation import simulate
 from engine.simulator.trace import TracedRequest, at_rate
 from engine.simulator.workloads import FLOODING_TENANT, chat, flood, mixed, small
-from engine.worker.loading import load_engine, num_threads
-from kernels.cpu import library
+from engine.worker.loading import load_engine
+from engine.worker.machine import enable_kernels
 from tests.bench.live_engine import LiveRun
 from tests.bench.platform import ROOT
 from tests.bench.report import print_table, write_report
@@ -263,10 +263,8 @@ def _gains(ours: RunReport, vllm: RunReport, percent: int) -> Figures:
 
 def _live_settings() -> EngineSettings:
     """Those of a worker on this machine, with the kernels built for it."""
-    settings = EngineSettings()
-    built = library.build(ROOT / settings.kernel_cache)
-    if built.path is not None:
-        library.enable(built.path, num_threads(settings))
+    settings = EngineSettings(kernel_cache=ROOT / "var/kernels")
+    enable_kernels(settings)
     return settings
 
 

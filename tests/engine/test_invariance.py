@@ -117,3 +117,16 @@ def test_int8_stays_near_the_model_itself(directory: Path) -> None:
     library.disable()
     for found in quantised:
         assert 0 < float((found - exact).norm() / exact.norm()) < 0.15
+
+
+def test_int8_from_kept_factors_has_the_same_bits(directory: Path, tmp_path: Path) -> None:
+    library.enable(built(NATIVE), num_threads=2)
+    ids = random_ids(7, 90)
+    found = []
+    for cache in (None, tmp_path, tmp_path):
+        model = load_decoder(directory, torch.bfloat16, torch.device("cpu"), "int8", cache=cache)
+        found.append(Run(model).step((ids, 0, 90, [0, 1])))
+    library.disable()
+    assert len(list(tmp_path.iterdir())) == 1
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[2])

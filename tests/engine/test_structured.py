@@ -17,8 +17,9 @@ from engine.messages import Cancel, GenerateRequest, Sampling, Structure, TokenF
 from engine.model_runner import ModelRunner
 from engine.models.model import ModelSpec
 from engine.settings import EngineSettings
-from engine.structures.compiler import NO_COMPILER, GrammarCompiler
+from engine.structures.compiler import GrammarCompiler
 from engine.structures.grammar import Grammar
+from engine.structures.process import NO_COMPILER
 from engine.tokenization import Tokenizer
 from engine.worker.engine_thread import EngineThread
 from engine.worker.mailbox import Bells, Mailbox
@@ -311,9 +312,26 @@ def test_a_tokenizer_that_no_grammar_is_made_for_costs_the_forms_and_not_the_wor
     for path in default_model_directory.glob("*token*.json"):
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 10**30}))
-    grammar = GrammarCompiler(tmp_path, timeout_s=1.0).compile(OBJECT)
+    compiler = GrammarCompiler(tmp_path, timeout_s=1.0)
+    grammar = compiler.compile(OBJECT)
+    compiler.stop()
     assert grammar.compiled is None
     assert grammar.refusal == NO_COMPILER
+
+
+def test_the_compilers_process_does_without_torch(
+    compiler: GrammarCompiler, default_model_directory: Path
+) -> None:
+    """Beside its own imports a compiler next door has a vocabulary: 100 MB, with torch 300."""
+    assert compiler.compile(OBJECT).compiled is not None
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+    found = [pid for pid in children if b"structures.process" in _command_line(pid)]
+    (pid,) = found
+    assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+def _command_line(pid: str) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_while_a_form_compiles_others_are_served(bench: Bench, tokenizer: Tokenizer) -> None:

@@ -8,12 +8,18 @@ import pytest
 import torch
 
 from engine.costs.calibration import fit_cost_model
-from engine.costs.calibration_cache import calibrated, fingerprint
+from engine.costs.calibration_cache import fingerprint, remembered
 from engine.costs.cost_fit import MeasuredStep, fit_roofline, relative_errors
 from engine.messages import CostModel, StepWork
 from engine.models.decoder import load_decoder
 from engine.models.model import ModelSpec
+from engine.settings import EngineSettings
+from engine.worker.machine import DTYPES, enable_kernels, with_dtype
+from kernels.cpu import library
+from kernels.cpu.build import NATIVE
+from kernels.cpu.library import CpuLibrary
 from tests.engine.tiny import save_tiny
+from tests.kernels.cpu_builds import built
 
 H100 = CostModel(
     base_s=1.2e-3,
@@ -110,7 +116,7 @@ def test_a_calibration_is_kept_until_what_it_depends_on_changes(tmp_path: Path) 
             num_threads=num_threads,
             kernels="build",
         )
-        return calibrated(tmp_path / "kept", depends_on, lambda: CPU)
+        return remembered(tmp_path / "kept", depends_on, CostModel, lambda: CPU)
 
     assert of(1) == (CPU, False)
     assert of(1) == (CPU, True)
@@ -121,13 +127,48 @@ def test_a_calibration_is_kept_until_what_it_depends_on_changes(tmp_path: Path) 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"base_s": "x"}'])
 def test_a_damaged_file_is_measured_anew(tmp_path: Path, content: bytes) -> None:
-    calibrated(tmp_path, ["it"], lambda: CPU)
+    remembered(tmp_path, ["it"], CostModel, lambda: CPU)
     (kept,) = tmp_path.iterdir()
     kept.write_bytes(content)
-    assert calibrated(tmp_path, ["it"], lambda: H100) == (H100, False)
-    assert calibrated(tmp_path, ["it"], lambda: CPU) == (H100, True)
+    assert remembered(tmp_path, ["it"], CostModel, lambda: H100) == (H100, False)
+    assert remembered(tmp_path, ["it"], CostModel, lambda: CPU) == (H100, True)
 
 
 def test_where_nothing_can_be_written_the_worker_starts_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    assert calibrated(tmp_path / "file" / "below", ["it"], lambda: CPU) == (CPU, False)
+    assert remembered(tmp_path / "file" / "below", ["it"], CostModel, lambda: CPU) == (CPU, False)
+
+
+def test_the_machines_choices_are_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = EngineSettings(calibration_cache=tmp_path, num_threads=2)
+    first = with_dtype(settings)
+    assert first.dtype in DTYPES
+    monkeypatch.setattr("engine.worker.machine.choose_dtype", _must_not_run)
+    assert with_dtype(settings) == first
+    with pytest.raises(AssertionError, match="measured again"):
+        with_dtype(settings.model_copy(update={"num_threads": 1}))
+
+
+def test_a_later_start_multiplies_bf16_as_the_first_one_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = built(NATIVE).parent
+    settings = EngineSettings(calibration_cache=tmp_path, kernel_cache=directory, num_threads=1)
+    enable_kernels(settings)
+    (kept,) = tmp_path.iterdir()
+    monkeypatch.setattr(CpuLibrary, "_is_native_dot_faster", _must_not_run)
+    active = library.active()
+    assert active is not None
+    for is_native in {False, active.has_native_bf16_dot}:
+        kept.write_text(f'{{"native_bf16_dot":{str(is_native).lower()}}}')
+        enable_kernels(settings)
+        active = library.active()
+        assert active is not None
+        assert active.uses_native_bf16_dot is is_native
+    library.disable()
+
+
+def _must_not_run(*_: object) -> object:
+    raise AssertionError("measured again")
