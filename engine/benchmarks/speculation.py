@@ -21,7 +21,8 @@ from tokenizers import Tokenizer
 from engine.engine import Engine
 from engine.messages import GenerateRequest, Sampling
 from engine.settings import EngineSettings
-from engine.worker.loading import load_engine, num_threads
+from engine.worker.loading import load_engine
+from engine.worker.machine import num_threads
 from kernels.cpu import library
 from kernels.cpu.memory import keep_freed_memory
 

@@ -27,11 +27,33 @@ from kernels.cpu import library
 from tests.bench.load import burst
 from tests.bench.platform import BenchPlatform, WorkerFacts, run_platform
 from tests.bench.report import percentile, print_table, write_report
+from tests.bench.verdict import Target, verdict
+from tests.bench.worker_start import worker_start_s
 
 INPUT_TOKENS, OUTPUT_TOKENS = 256, 64
 CONCURRENCIES = (1, 8, 32, 64)
 PRECISIONS: tuple[Precision, ...] = ("bf16", "int8")
 IDLE_S = 20.0
+ENGINE_TARGETS = (
+    *(
+        Target(f"{case}_fraction_{precision}", bound, f"{case} of the limit, {precision}", "")
+        for precision, bound in (("bf16", 0.85), ("int8", 0.75))
+        for case in ("prefill", "decode1", "decode64")
+    ),
+    Target("burst64_fraction_bf16", 0.8, "burst of 64 over HTTP of the limit, bf16", unit=""),
+    Target("burst64_fraction_int8", 0.65, "burst of 64 over HTTP of the limit, int8", unit=""),
+    *(
+        Target(f"{name}_{precision}", bound, f"{words}, {precision}", unit, is_most=True)
+        for precision in PRECISIONS
+        for name, bound, words, unit in (
+            ("neighbour_step_ratio", 1.4, "step beside a neighbour at 30 % of a core", " x"),
+            ("idle_worker_core_share", 0.01, "idle worker's part of a core", ""),
+            ("worker_start_s", 5.0, "worker start from its caches", " s"),
+        )
+    ),
+    Target("worker_rss_over_model_mb", 600.0, "memory beside weights and KV", " MB", is_most=True),
+    Target("worker_rss_growth_mb_last_1000", 5.0, "growth in 1,000 requests", " MB", is_most=True),
+)
 MANY_REQUESTS, MANY_AT_ONCE = 2_000, 50
 INPUT_SHORT, OUTPUT_SHORT = 32, 8
 
@@ -118,9 +140,23 @@ def memory_over_many(platform: BenchPlatform, generator: random.Random) -> list[
         num_requests = (number + 1) * MANY_AT_ONCE
         if num_requests % (MANY_REQUESTS // 4) == 0:
             facts = platform.worker_facts()
-            over_mb = facts.resident_mb - facts.model_mb - facts.kv_mb
-            rows.append({"after requests": num_requests, "over weights and KV, MB": over_mb})
+            rows.append(
+                {
+                    "after requests": num_requests,
+                    "resident, MB": facts.resident_mb,
+                    "weights": facts.model_mb,
+                    "KV cache": facts.kv_mb,
+                    "over both": facts.over_mb,
+                }
+            )
     return rows
+
+
+def ask_for_a_form(platform: BenchPlatform, generator: random.Random) -> None:
+    """One structured answer: what it takes to make them is there from then on."""
+    body = request_body(platform.ready["model"], generator, INPUT_SHORT, OUTPUT_SHORT)
+    body |= {"ignore_eos": False, "response_format": {"type": "json_object"}}
+    asyncio.run(burst(platform.ready["base_url"], platform.ready["api_key"], [body]))
 
 
 def limits_here(facts: WorkerFacts, precision: Precision) -> Limits:
@@ -153,13 +189,14 @@ def served(
         "NCOMPASS_ENGINE_DTYPE": "fp32" if precision == "fp32" else "bf16",
         "NCOMPASS_ENGINE_QUANTIZATION": "int8" if precision == "int8" else "none",
     }
+    generator = random.Random(0)  # one for all, so that no prompt is in the prefix cache
     with run_platform(settings) as platform:
+        ask_for_a_form(platform, generator)
         idle = idle_cost(platform)
         facts = platform.worker_facts()
         limits = limits_here(facts, precision)
         directory = platform.model_directory.resolve()  # the link goes with the platform
         work = Work.of(directory, precision)
-        generator = random.Random(0)  # one for all, so that no prompt is in the prefix cache
         for concurrency in CONCURRENCIES:
             rounds = [
                 asyncio.run(measure(platform.ready, concurrency, work, limits, generator))
@@ -180,11 +217,11 @@ def served(
     print_table(f"Idle for {IDLE_S:.0f} s: part of a core", [idle])
     figures = figures_of(rows, facts, precision)
     figures[f"idle_worker_core_share_{precision}"] = idle["worker"]
+    figures[f"worker_start_s_{precision}"] = worker_start_s(directory, settings)
+    print(f"worker start from its caches: {figures[f'worker_start_s_{precision}']:.2f} s")
     if memory:
-        print_table("The worker's resident size", memory)
-        figures["worker_rss_growth_mb_last_1000"] = (
-            memory[-1]["over weights and KV, MB"] - memory[1]["over weights and KV, MB"]
-        )
+        print_table("The worker's resident size, its children included", memory)
+        figures["worker_rss_growth_mb_last_1000"] = memory[-1]["over both"] - memory[1]["over both"]
     return (
         [row | {"precision": precision} for row in rows + profile],
         figures,
@@ -202,7 +239,7 @@ def figures_of(
     }
     if precision == "int8":
         return figures
-    figures["worker_rss_over_model_mb"] = facts.resident_mb - facts.model_mb - facts.kv_mb
+    figures["worker_rss_over_model_mb"] = facts.over_mb
     for row in rows:
         concurrency = row["requests"]
         figures[f"ttft_ms_p50_c{concurrency}"] = row["TTFT p50 ms"]
@@ -229,7 +266,9 @@ def main() -> None:
     figures |= module_figures("engine.benchmarks.speculation", "--path", str(path))
     if "int8" in arguments.precisions:
         figures |= module_figures("engine.benchmarks.quality", "--path", str(path))
-    write_report(arguments.output, figures, rows)
+    notes = verdict(figures, ENGINE_TARGETS)
+    print("\n".join(notes))
+    write_report(arguments.output, figures, rows, notes=notes)
     print(json.dumps(figures))
 
 

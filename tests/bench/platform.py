@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,12 +16,16 @@ from typing import Any
 
 import httpx
 
+from kernels.cpu.memory import HUGE_PAGE
+from tests.bench.peers.processes import tree, tree_cpu_s
 from tests.services import free_port
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 300
 MIB = 1024 * 1024
 PLAIN = {"NCOMPASS_ENGINE_IS_SPECULATION_ON": "false"}
+MAPPING = re.compile("([0-9a-f]+)-([0-9a-f]+) ")
+"""The first line of each mapping in smaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +35,15 @@ class WorkerFacts:
     dtype: str
     num_threads: int
     resident_mb: float
+    """With the processes that it has started."""
     model_mb: float
     kv_mb: float
-    """KV cache that has been written so far; the rest of the pool takes no memory yet."""
+    """KV cache that is in memory so far; the rest of the pool takes none yet."""
+
+    @property
+    def over_mb(self) -> float:
+        """What it takes beside weights and KV cache."""
+        return self.resident_mb - self.model_mb - self.kv_mb
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +70,26 @@ class BenchPlatform:
         dtype = "bf16" if "dtype=bf16" in log else "fp32"
         bytes_per_element = 2 if dtype == "bf16" else 4
         config = json.loads((self.model_directory / "config.json").read_text())
-        weights = sum(p.stat().st_size for p in self.model_directory.glob("*.safetensors"))
+        stored = sum(p.stat().st_size for p in self.model_directory.glob("*.safetensors")) / 4
         kv_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"]
         kv_token *= config["head_dim"] * bytes_per_element
-        written = min(self.metric("prefill_tokens") + self.metric("output_tokens"),
-                      self.metric("total_kv_tokens"))  # fmt: skip
+        pid = self.ready["pids"]["worker"]
         return WorkerFacts(
             dtype=dtype,
             num_threads=len(os.sched_getaffinity(0)),
-            resident_mb=_resident_bytes(self.ready["pids"]["worker"]) / MIB,
-            model_mb=weights / 4 * bytes_per_element / MIB,
-            kv_mb=written * kv_token / MIB,
+            resident_mb=sum(map(_resident_bytes, tree(pid))) / MIB,
+            model_mb=stored * (1 if "int8" in log else bytes_per_element) / MIB,
+            kv_mb=pool_bytes_in_memory(pid, kv_token * self.metric("total_kv_tokens")) / MIB,
         )
 
     def cpu_seconds(self) -> dict[str, float]:
-        """CPU time of each part so far."""
-        return {name: _cpu_seconds(pid) for name, pid in self.ready["pids"].items()}
+        """CPU time of each part so far, with that of the processes that it has started.
+
+        All are the supervisor's: its own is what remains.
+        """
+        seconds = {name: tree_cpu_s(pid) for name, pid in self.ready["pids"].items()}
+        others = sum(seconds.values()) - seconds["supervisor"]
+        return seconds | {"supervisor": seconds["supervisor"] - others}
 
 
 @contextmanager
@@ -120,6 +135,16 @@ def _resident_bytes(pid: int) -> int:
     return 0
 
 
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def pool_bytes_in_memory(pid: int, pool_bytes: float) -> float:
+    """How much of its KV cache a worker has touched, by /proc: of the mapping that is large enough.
+
+    The system may have joined other memory to that mapping. What it is larger than the pool counts
+    as not of the pool, all of it in memory.
+    """
+    size = 0
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if mapping := MAPPING.match(line):
+            size = int(mapping[2], 16) - int(mapping[1], 16)
+        elif line.startswith("Rss:") and size >= pool_bytes:
+            return int(line.split()[1]) * 1024 - max(0.0, size - pool_bytes - HUGE_PAGE)
+    return 0.0

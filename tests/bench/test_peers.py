@@ -31,8 +31,9 @@ from tests.bench.peers.figures import (
 from tests.bench.peers.matrix import Matrix, TimeIsUp, alternating
 from tests.bench.peers.search import bracket, next_rate
 from tests.bench.peers.servers import OUR_SETTINGS, Contestant, Server
+from tests.bench.peers.targets import PEER_TARGETS, peer_targets
 from tests.bench.peers.traces import TRACES, make_requests, vocabulary
-from tests.bench.peers.verdict import TARGETS, verdict
+from tests.bench.verdict import Target, verdict
 
 AGAINST = Comparison("", "bf16", "ours", "vllm_tuned")
 
@@ -217,19 +218,25 @@ def test_every_target_gets_a_verdict() -> None:
         "ttft_p99_ratio_bf16_at_3rps": 2.49,
         "burst_throughput_ratio_int8": 3.0,
     }
-    lines = verdict(figures, ["bf16"])
+    lines = verdict(figures, peer_targets(["bf16"]))
     assert lines[0] == "1 of 7 targets reached, 1 missed"
     assert lines[1].startswith("reached: TTFT p50 at 3 requests/s 2.50 x")
-    assert lines[2].startswith("missed: TTFT p99 at 3 requests/s 2.49 x (target 2.5 x)")
+    assert lines[2].startswith("missed: TTFT p99 at 3 requests/s 2.49 x (target: at least 2.5 x)")
     assert sum(line.startswith("not measured") for line in lines) == 5
-    assert any("int8: throughput of a burst 3.00 x" in line for line in verdict(figures, ["int8"]))
+    most = Target("start_s", 5, "start", " s", is_most=True)
+    assert verdict({"start_s": 4}, [most])[1] == "reached: start 4.00 s (target: at most 5 s)"
+    assert verdict({"start_s": 6}, [most])[1].startswith("missed")
+    assert any(
+        "int8: throughput of a burst 3.00 x" in line
+        for line in verdict(figures, peer_targets(["int8"]))
+    )
 
 
 def test_every_target_is_a_figure_of_the_comparison() -> None:
     _, missing = figures_of(
         Results.of([]), [AGAINST, Comparison("", "int8", "ours_int8", "vllm_tuned")], None
     )
-    assert {target.figure for target in TARGETS} <= set(missing)
+    assert {target.figure for target in PEER_TARGETS} <= set(missing)
 
 
 def test_a_summary_says_what_was_won_what_was_lost_and_draws_the_readmes_picture(
@@ -271,7 +278,7 @@ def test_a_summary_says_what_was_won_what_was_lost_and_draws_the_readmes_picture
     assert report["figures"]["ttft_p50_ratio_bf16_mixed_90"] == 0.75
     for line in (
         "reached: TTFT p50 at 3 requests/s 4.50 x",
-        "missed: TTFT p50, mixed lengths at 90 % of its capacity 0.75 x (target 4 x)",
+        "missed: TTFT p50, mixed lengths at 90 % of its capacity 0.75 x (target: at least 4 x)",
         "not measured: highest rate with p99 TTFT within 1 s",
         "lost: mixed 2/s: vllm_tuned is 1.33x better than ours in ttft_p50",
         "a small model",

@@ -25,9 +25,10 @@ from tests.bench.peers.figures import (
 from tests.bench.peers.matrix import Matrix, TimeIsUp, alternating, expected_s
 from tests.bench.peers.search import NUM_PROBES_MAX, next_rate
 from tests.bench.peers.servers import Contestant
+from tests.bench.peers.targets import peer_targets
 from tests.bench.peers.traces import TRACES
-from tests.bench.peers.verdict import verdict
 from tests.bench.report import percentile, print_table, provenance, write_report
+from tests.bench.verdict import verdict
 
 DEFAULT_RATES = "0.5,1,2,3,3.5,burst"
 PARTS = ("matrix", "capacity", "search", "policy")
@@ -248,7 +249,7 @@ def summarise(plan: Plan, chosen: Options, store: CellStore) -> None:
             "how much comes from kernels and how much from scheduling is not measured"
         ]
     if plan.has_targets:
-        notes += verdict(figures, chosen.precisions)
+        notes += verdict(figures, peer_targets(chosen.precisions))
     notes += ["lost: " + line for line in losses(results, plan.comparisons)]
     if rows:
         print_table(
