@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "2026_11_30_allow_pickles"
-down_revision = "2026_11_30_name_adapter_bases"
+down_revision = "2026_11_30_count_drafts"
 branch_labels = None
 depends_on = None
 
