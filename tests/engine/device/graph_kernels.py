@@ -54,8 +54,10 @@ def rotate_and_write(
     kv_cache: PagedKVCache,
     layer: int,
     metadata: AttentionMetadata,
+    norms: None = None,
 ) -> None:
-    """q in place, k and v into their pages."""
+    """q in place, k and v into their pages; of models whose heads have no norms."""
+    assert norms is None
     angles = cos_sin.index_select(0, metadata.positions)
     cos, sin = angles.flatten(1).chunk(2, dim=-1)
     for each in (q, k):
