@@ -9,7 +9,6 @@ second with drafts over those without, prefill included; the texts must be the s
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +26,8 @@ from kernels.cpu import library
 from kernels.cpu.memory import keep_freed_memory
 
 OUTPUT_TOKENS = 96
-NUM_TURNS = 3
+NUM_TURNS = 4
+"""The best of each counts: whatever else runs on the machine only makes a turn longer."""
 PASSAGE = """def monthly_report(orders, refunds, currency):
     revenue = sum(order.amount for order in orders)
     returned = sum(refund.amount for refund in refunds)
@@ -111,17 +111,18 @@ def loads(tokenizer: Tokenizer) -> list[Load]:
 def measure(with_drafts: Engine, without: Engine, load: Load) -> tuple[float, float]:
     """(tokens a second with drafts over those without, the part of the drafts that was right)."""
     before = with_drafts.stats
-    ratios = []
+    best_s = {id(engine): float("inf") for engine in (with_drafts, without)}
     for _ in range(NUM_TURNS):
-        (seconds, texts), (plain_s, plain_texts) = (
-            answer(engine, load) for engine in (with_drafts, without)
-        )
-        assert texts == plain_texts, "drafts changed a text"
-        ratios.append(plain_s / seconds)
+        texts = []
+        for engine in (with_drafts, without):
+            seconds, said = answer(engine, load)
+            best_s[id(engine)] = min(best_s[id(engine)], seconds)
+            texts.append(said)
+        assert texts[0] == texts[1], "drafts changed a text"
     after = with_drafts.stats
     num_drafts = after.num_drafts - before.num_drafts
     num_right = after.num_accepted_drafts - before.num_accepted_drafts
-    return statistics.median(ratios), num_right / max(1, num_drafts)
+    return best_s[id(without)] / best_s[id(with_drafts)], num_right / max(1, num_drafts)
 
 
 def answer(engine: Engine, load: Load) -> tuple[float, Sequence[list[int]]]:

@@ -392,13 +392,15 @@ class Scheduler:
 
     def _draft(self, chunks: list[ScheduledChunk], decodes: NDArray[np.intp]) -> Drafts:
         """What the decodes may say beyond their next token, where the step has room for it."""
+        if self.speculator is None:
+            return Drafts.none(len(decodes))
         step = StepWithoutDrafts(
             chunks,
             context_lens=self.slots.num_tokens[decodes],
             num_waiting=len(self.paused) + len(self.waiting),
             num_tokens_max=self.limits.max_step_tokens,
         )
-        if self.speculator is None or not self.speculator.pays(step):
+        if not self.speculator.pays(step):
             return Drafts.none(len(decodes))
         sequences = self._in_slots(decodes.tolist())
         drafts = self.speculator.drafts(sequences, step)

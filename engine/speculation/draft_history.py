@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from engine.speculation.prompt_lookup import PromptLookup
 
-PRIOR_RATE = 0.5
+PRIOR_RATE = 0.3
 PRIOR_TRIALS = 1.0
 """What is expected before anything was tried weighs as much as so many drafts."""
 MEMORY = 0.8

@@ -29,10 +29,12 @@ LONGEST_DRAFT_IN_FORM = 7
 """Under a grammar every draft takes a mask, on the engine's own thread."""
 LEAST_RATE = 0.05
 """No draft is less likely than this, however little it costs: what runs in Python is not predicted."""
-MARGIN = 1.2
+MARGIN = 1.5
 """What a draft is worth must exceed what it costs by so much: both are guesses."""
-RATE = 0.05
-"""Weight of one step in what steps with and without drafts take: about the last 20 count."""
+LONGER_MAX = 2.0
+"""No step takes more than so many times what it would without drafts: who shares it has none, maybe."""
+RATE = 0.1
+"""Weight of one step in what steps with and without drafts take: about the last 10 count."""
 STALL = 2.0
 """A step further off than this counts as no more: the process was not running."""
 OBLIVION = 0.002
@@ -168,6 +170,10 @@ class _Price:
         cost_s = MARGIN * added_s * self._overhead * self._num_delayed
         return max(LEAST_RATE, cost_s / self._worth_s)
 
+    def is_too_long(self, num_drafts: int) -> bool:
+        """Whether the others in the step would notice so many."""
+        return self._overhead * self._step_s(num_drafts) > LONGER_MAX * self._step_s(0)
+
     def is_worth(self, expected: float, num_drafts: int) -> bool:
         """Whether so many accepted ones are worth all that the drafts add."""
         added_s = self._overhead * self._step_s(num_drafts) - self._step_s(0)
@@ -201,6 +207,8 @@ def _lengths(
     expected = 0.0
     for num_drafts in range(1, step.num_tokens_max - step.work.num_tokens + 1):
         if not next_drafts or -next_drafts[0][0] <= price.least_rate(num_drafts):
+            break
+        if price.is_too_long(num_drafts):
             break
         probability, index = -next_drafts[0][0], next_drafts[0][1]
         expected += probability

@@ -1,5 +1,6 @@
 """Drafts where they pay, and nowhere else."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -60,7 +61,7 @@ def test_one_that_guesses_wrong_stops_and_tries_again_later() -> None:
     made, [run] = speculator(), sequences(1)
     found = []
     for _ in range(1000):
-        found += drafted(made, [run], num_waiting=40)
+        found += drafted(made, [run], num_waiting=20)
         if found[-1]:
             made.note(run, found[-1], 0)
     trials = [index for index, length in enumerate(found) if length]
@@ -84,6 +85,21 @@ def test_load_ends_it(num_decodes: int, is_worth_it: bool) -> None:
 def test_requests_that_wait_for_their_first_token_count_as_streams_do() -> None:
     assert drafted(speculator(), sequences(1), num_waiting=0) != [0]
     assert not any(drafted(speculator(), sequences(1), num_waiting=1000))
+
+
+def test_no_step_becomes_twice_as_long_however_likely_its_drafts_are() -> None:
+    cost = msgspec.structs.replace(READING, weights_s=2e-3, overlap=0.0, per_token_s=4e-4)
+    made, run = speculator(cost), sequences(2)
+    for each in run:
+        each.drafts.note(4000, 4000)
+    planned = step(2)
+    num_drafts = sum(len(some) for some in made.drafts(run, planned))
+    work = planned.work
+    longer = [
+        cost.step_s(msgspec.structs.replace(work, num_tokens=work.num_tokens + more))
+        for more in (num_drafts, num_drafts + 1)
+    ]
+    assert longer[0] <= 2 * cost.step_s(work) < longer[1]
 
 
 def test_a_step_never_has_more_tokens_than_it_may() -> None:
