@@ -89,15 +89,10 @@ class Speculator:
         self.num_drafts = 0
         self.num_accepted = 0
         self._context_length = context_length
-        self._plain = 1.0
-        """Seconds of decode steps without drafts, by prediction."""
-        self._drafted = 1.0
-        self._has_measured = False
-
-    @property
-    def overhead(self) -> float:
+        self.overhead = 1.0
         """Seconds of a step with drafts, where those without take what is predicted."""
-        return self._drafted / self._plain
+        self._plain: float | None = None
+        """Seconds of decode steps without drafts, by prediction; None before the first."""
 
     def pays(self, step: StepWithoutDrafts) -> bool:
         """Whether a draft that is surely accepted would be worth what it costs in this step."""
@@ -128,14 +123,13 @@ class Speculator:
         if self.cost_model is None or seconds <= 0:
             return
         ratio = seconds / self.cost_model.step_s(work)
-        if not self._has_measured:
-            self._has_measured = True
-            self._plain = self._drafted = ratio
+        if self._plain is None:
+            self._plain = ratio
         elif has_drafts:
-            self._drafted = _follow(self._drafted, ratio)
+            self.overhead = _follow(self.overhead, ratio / self._plain)
         else:
             self._plain = _follow(self._plain, ratio)
-            self._drafted += OBLIVION * (self._plain - self._drafted)
+            self.overhead += OBLIVION * (1 - self.overhead)
 
     def _propose(self, sequence: Sequence, least_rate: float) -> NDArray[np.int32]:
         history = sequence.drafts

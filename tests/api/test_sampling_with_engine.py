@@ -261,8 +261,8 @@ async def test_what_was_guessed_is_told_with_the_timing_and_kept_with_the_usage(
     found = await answers.ask(temperature=0, ignore_eos=True, max_tokens=100)
     timing = found["timing"]
     stats = engine_worker.engine.stats
-    assert timing["draft_tokens"] == stats.num_drafts > 20
-    assert timing["accepted_draft_tokens"] == stats.num_accepted_drafts > 20
+    assert timing["draft_tokens"] == stats.num_drafts > 0
+    assert timing["accepted_draft_tokens"] == stats.num_accepted_drafts > 0
     await platform.settled()
     kept = await platform.client.get(
         f"/v1/generations/{found['id']}", headers=platform.customer.headers

@@ -137,3 +137,12 @@ def test_steps_that_take_longer_with_drafts_than_predicted_end_it_for_a_while() 
     for _ in range(2000):
         made.observe(work, 0.01, has_drafts=False)
     assert any(drafted(made, [run])), "what was measured long ago is forgotten"
+
+
+def test_a_slow_first_step_says_nothing_of_drafts() -> None:
+    made, [run] = speculator(), sequences(1)
+    made.observe(step(1).work, 0.5, has_drafts=False)
+    for _ in range(50):
+        made.observe(step(1).work, 0.01, has_drafts=False)
+    assert made.overhead == 1
+    assert any(drafted(made, [run]))
