@@ -21,11 +21,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from engine.benchmarks.roofline import Limits, Precision, Work, machine_limits
 from engine.settings import EngineSettings
 from kernels.cpu import library
 from tests.bench.load import burst
-from tests.bench.platform import BenchPlatform, WorkerFacts, run_platform
+from tests.bench.platform import START_TIMEOUT_S, BenchPlatform, WorkerFacts, run_platform
 from tests.bench.report import percentile, print_table, write_report
 from tests.bench.verdict import Target, verdict
 from tests.bench.worker_start import worker_start_s
@@ -152,11 +154,21 @@ def memory_over_many(platform: BenchPlatform, generator: random.Random) -> list[
     return rows
 
 
-def ask_for_a_form(platform: BenchPlatform, generator: random.Random) -> None:
-    """One structured answer: what it takes to make them is there from then on."""
-    body = request_body(platform.ready["model"], generator, INPUT_SHORT, OUTPUT_SHORT)
-    body |= {"ignore_eos": False, "response_format": {"type": "json_object"}}
-    asyncio.run(burst(platform.ready["base_url"], platform.ready["api_key"], [body]))
+def ask_for_a_form(platform: BenchPlatform) -> None:
+    """One structured answer: what it takes to make them is in memory from then on."""
+    body = {
+        "model": platform.ready["model"],
+        "messages": [{"role": "user", "content": "Name a colour."}],
+        "max_tokens": OUTPUT_SHORT,
+        "response_format": {"type": "json_object"},
+    }
+    answer = httpx.post(
+        f"{platform.ready['base_url']}/chat/completions",
+        headers={"Authorization": f"Bearer {platform.ready['api_key']}"},
+        json=body,
+        timeout=START_TIMEOUT_S,
+    )
+    answer.raise_for_status()
 
 
 def limits_here(facts: WorkerFacts, precision: Precision) -> Limits:
@@ -191,7 +203,7 @@ def served(
     }
     generator = random.Random(0)  # one for all, so that no prompt is in the prefix cache
     with run_platform(settings) as platform:
-        ask_for_a_form(platform, generator)
+        ask_for_a_form(platform)
         idle = idle_cost(platform)
         facts = platform.worker_facts()
         limits = limits_here(facts, precision)
