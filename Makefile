@@ -10,7 +10,7 @@ TEST_FLAGS ?=
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels bench-kernels format test-models bench-engine bench-scheduler bench-vllm bench-llamacpp bench-ledger bench-gateway mutants chaos soak test-books migrate clean environment test-environment
+.PHONY: help run demo test test-fast test-e2e test-clients check check-kernels bench-kernels format test-models bench-engine bench-scheduler bench-vllm bench-llamacpp bench-ledger bench-gateway mutants mutants-kernels chaos soak test-books migrate clean environment test-environment
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -44,8 +44,8 @@ format: test-environment ## Format the code and apply the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-check-kernels: test-environment ## Compile every Triton kernel for sm_80 and sm_90, with no GPU; writes docs/triton-kernels.md
-	$(BIN)/python -m kernels.check --table docs/triton-kernels.md
+check-kernels: test-environment ## Compile every Triton kernel for sm_80, sm_90 and sm_100, with no GPU, beside docs/triton-kernels.md (FLAGS=--write)
+	$(BIN)/python -m kernels.check --table docs/triton-kernels.md $(FLAGS)
 
 bench-kernels: test-environment ## Triton kernels beside this GPU's limits and others' kernels; without a GPU what the static model predicts
 	$(BIN)/python -m kernels.benchmarks $(FLAGS)
@@ -70,6 +70,9 @@ bench-gateway: test-environment ## What the gateway costs, beside LiteLLM's prox
 
 mutants: test-environment ## Plant mistakes about money, each of which a test must notice (minutes)
 	$(BIN)/python -m tests.billing.kill_mutants $(FLAGS)
+
+mutants-kernels: test-environment ## The same with mistakes in the Triton kernels, which run in the interpreter (minutes)
+	$(BIN)/python -m tests.kernels.kill_mutants $(FLAGS)
 
 chaos: test-environment ## kill -9 of everything in turn while streams run, on both databases; the last line counts what was lost
 	$(BIN)/python -m tests.chaos.run

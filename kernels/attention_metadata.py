@@ -13,6 +13,7 @@ from functools import cached_property
 
 import torch
 
+from kernels.attention_workspace import AttentionWorkspace
 from kernels.kv_cache import BLOCK_SIZE
 
 # A bucket of decodes is padded to its longest context; shorter ones than this share join another.
@@ -86,6 +87,11 @@ class AttentionMetadata:
     def num_tokens(self) -> int:
         """Tokens in this step."""
         return self.positions.shape[0]
+
+    @cached_property
+    def workspace(self) -> AttentionWorkspace:
+        """Scratch memory of the GPU kernels, which the layers of this step share."""
+        return AttentionWorkspace(self.positions.device)
 
     # What follows serves the plain-torch path: computed once a step, used by every layer.
 

@@ -1,10 +1,10 @@
 """Linear layers: y = x W^T + b (+ residual), with the weight in whatever form the backend likes.
 
 On CUDA and in plain torch this is the vendor's GEMM; the C++ library keeps weights packed for its
-register tiles and multiplies any number of rows with them. Only it has quantised weights:
+register tiles and multiplies any number of rows with them. Weights may be quantised:
 
     int8                weights and activations in 8 bits, a scale for each output and each row
-    int8_weight_only    weights in 8 bits, everything else as without
+    int8_weight_only    weights in 8 bits, everything else as without; only the C++ library has it
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from kernels.cpu import library as cpu
 from kernels.cpu.library import Quantization
 from kernels.gated_activation import silu_and_mul
+from kernels.scaled_gemm import ScaledWeight, scaled_linear
 
 __all__ = [
     "PackedGatedLinear",
@@ -39,20 +40,26 @@ class PackedLinear:
         self.device = weight.device
         self.packed: cpu.PackedWeight | None = None
         self.weight: torch.Tensor | None = None
+        self.scaled: ScaledWeight | None = None
         library = cpu.active()
         if library is not None and library.supports(weight):
             self.packed = library.pack(weight, quantization)
             self.bias = bias if bias is None else bias.float()
         else:
-            assert quantization == "none", "only the compiled CPU kernels have quantised weights"
-            self.weight = weight
+            assert quantization != "int8_weight_only", "only the compiled CPU kernels have it"
             self.bias = bias
+            if quantization == "int8":
+                self.scaled = ScaledWeight.quantise(weight, "int8")
+            else:
+                self.weight = weight
 
     @property
     def num_bytes(self) -> int:
         """Of the weight, as a product reads it."""
         if self.packed is not None:
             return self.packed.memory.nbytes
+        if self.scaled is not None:
+            return self.scaled.num_bytes
         return self.out_features * self.in_features * self.dtype.itemsize
 
 
@@ -102,8 +109,11 @@ def linear(
         library = cpu.active()
         assert library is not None, "the weight was packed for a library that is disabled"
         return library.linear(x, packed.packed, packed.bias, residual, dtype)
-    assert packed.weight is not None
-    out = torch.nn.functional.linear(x, packed.weight, packed.bias)
+    if packed.scaled is not None:
+        out = scaled_linear(x, packed.scaled, packed.bias)
+    else:
+        assert packed.weight is not None
+        out = torch.nn.functional.linear(x, packed.weight, packed.bias)
     return out.to(dtype or out.dtype) if residual is None else residual + out
 
 

@@ -15,8 +15,9 @@ import torch
 from kernels.attention_metadata import AttentionMetadata
 from kernels.cpu import library as cpu
 from kernels.kv_cache import PagedKVCache
+from kernels.mixed_attention import mixed_with_triton
 from kernels.paged_decode_attention import decode_with_triton, paged_decode_attention
-from kernels.paged_prefill_attention import paged_prefill_attention, prefill_with_triton
+from kernels.paged_prefill_attention import paged_prefill_attention
 from kernels.triton_support import runs_triton
 
 
@@ -31,22 +32,25 @@ def paged_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend from q [T, num_heads, head_dim] to the cache; returns the same shape and dtype.
+    """Attend from q [T, num_heads, head_dim] to the cache; returns [T, num_heads, value_dim].
 
     `window` counts the positions that a token sees, itself included. `sinks` [num_heads] adds
-    exp(sink) to each head's softmax denominator, so far in plain torch on every device. On the CPU
-    sequences with one token take the decode path and the others the prefill path; on a GPU a step
-    is one launch of the prefill kernel unless it is decodes alone, and nothing is read back.
+    exp(sink) to each head's softmax denominator. On the CPU sequences with one token take the
+    decode path and the others the prefill path; on a GPU a step is one launch, of the decode kernel
+    or of the mixed one, and nothing is read back.
     """
     library = cpu.active()
     if sinks is None and library is not None and kv_cache.is_packed and library.supports(q):
         return library.paged_attention(
             q, kv_cache, layer, metadata, scale=scale, window=window, softcap=softcap
         )
-    if sinks is None and runs_triton(q):
-        attend = decode_with_triton if metadata.max_query_len == 1 else prefill_with_triton
-        return attend(q, kv_cache, layer, metadata, scale=scale, window=window, softcap=softcap)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if runs_triton(q):
+        attend = decode_with_triton if metadata.max_query_len == 1 else mixed_with_triton
+        return attend(
+            q, kv_cache, layer, metadata, scale=scale, window=window, softcap=softcap, sinks=sinks
+        )
+    shape = (*q.shape[:2], kv_cache.value_dim)
+    out = torch.empty(shape, dtype=q.dtype, device=q.device)
     for attend_some in (paged_decode_attention, paged_prefill_attention):
         attend_some(
             q,

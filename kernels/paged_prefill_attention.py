@@ -3,7 +3,8 @@
 The new tokens may be a whole prompt or a chunk on top of a cached prefix: token i of n sees the
 first context_len - n + i + 1 positions. Prefill is bound by arithmetic. The GPU kernel walks the
 pages of a context once for a tile of queries, with the online softmax of FlashAttention; its tiles
-mix tokens and the query heads of one KV head, so that a key is loaded once for all of them.
+mix tokens and the query heads of one KV head, so that a key is loaded once for all of them. What
+comes after the last token of a tile is skipped. `mixed_attention` launches it, beside decodes.
 
 Sources: FlashAttention-2, arXiv 2307.08691; The Anatomy of a Triton Attention Kernel, 2511.11581.
 """
@@ -13,118 +14,148 @@ from __future__ import annotations
 import torch
 
 from kernels.attention_metadata import AttentionMetadata
+from kernels.attention_tile import MIN_DOT_ROWS, attend_range
 from kernels.kv_cache import PagedKVCache
-from kernels.paged_decode_attention import (
-    MIN_DOT_ROWS,
-    NUM_STAGES,
-    attend_by_formula,
-    tokens_at_once,
-)
-from kernels.triton_support import cdiv, jit, next_power_of_2, tl
+from kernels.paged_decode_attention import attend_by_formula
+from kernels.triton_support import jit, next_power_of_2, tl
 
 # The path by the formula holds fp32 scores of this many queries at a time.
 FORMULA_QUERY_ROWS = 256
 
 
 @jit
-def _prefill_kernel(
-    q_ptr: tl.tensor,
-    keys_ptr: tl.tensor,
-    values_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    starts_ptr: tl.tensor,
-    lens_ptr: tl.tensor,
-    tables_ptr: tl.tensor,
-    q_stride: tl.tensor,
-    table_stride: tl.tensor,
-    num_kv_heads: tl.tensor,
-    scale: tl.tensor,
-    window: tl.tensor,
-    softcap: tl.tensor,
+def _prefill_tile(
+    sequence: tl.tensor,
+    tile: tl.tensor,
+    kv_head: tl.tensor,
+    tensors: tl.tuple,
+    pages: tl.tuple,
+    boxes: tl.tuple,
+    strides: tl.tuple,
+    score: tl.tuple,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    USES_BOXES: tl.constexpr,
 ) -> None:
-    """ROWS // GROUP tokens of one sequence against its context; scores are in units of log2."""
-    sequence, kv_head = tl.program_id(0), tl.program_id(1)
-    first_token = tl.program_id(2) * (ROWS // GROUP)
+    """ROWS // GROUP tokens of one sequence against its context, for one KV head."""
+    q_ptr, sinks_ptr, out_ptr, starts_ptr, lens_ptr, tables_ptr = tensors
+    keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr = pages
+    q_stride, table_stride, num_kv_heads = strides
+    scale, window, softcap = score
     start = tl.load(starts_ptr + sequence).to(tl.int64)
-    num_queries = tl.load(starts_ptr + sequence + 1).to(tl.int32) - start.to(tl.int32)
-    if first_token >= num_queries:
-        return
+    num_queries = tl.load(starts_ptr + sequence + 1) - start.to(tl.int32)
     length = tl.load(lens_ptr + sequence)
+    first_token = tile * (ROWS // GROUP)
+    last_token = tl.minimum(first_token + ROWS // GROUP, num_queries) - 1
     rows = tl.arange(0, ROWS)  # [ROWS]
     tokens = first_token + rows // GROUP
     is_row = (rows // GROUP < ROWS // GROUP) & (tokens < num_queries)
-    own_positions = length - num_queries + tokens
-    channels = tl.arange(0, HEAD_BLOCK)  # [HEAD_BLOCK]
-    is_channel = channels < HEAD_DIM
     heads = kv_head * GROUP + rows % GROUP
+    channels = tl.arange(0, HEAD_BLOCK)  # [HEAD_BLOCK]
+    places = (start + tokens)[:, None] * q_stride + heads[:, None] * HEAD_DIM
     q = tl.load(
-        q_ptr
-        + (start + tokens)[:, None] * q_stride
-        + heads[:, None] * HEAD_DIM
-        + channels[None, :],
-        mask=is_row[:, None] & is_channel[None, :],
+        q_ptr + places + channels[None, :],
+        mask=is_row[:, None] & (channels < HEAD_DIM)[None, :],
         other=0.0,
     )  # [ROWS, HEAD_BLOCK]
+    value_scale = 1.0
+    if FLOAT8 != "none":
+        scale = scale * tl.load(key_scales_ptr + kv_head)
+        value_scale = tl.load(value_scales_ptr + kv_head)
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
-    values_sum = tl.zeros([ROWS, HEAD_BLOCK], tl.float32)
-    # Context that no token of this program sees is skipped on both sides.
-    last_token = tl.minimum(first_token + ROWS // GROUP, num_queries) - 1
-    last = (length - num_queries + last_token) // TILE + 1
+    if HAS_SINKS:
+        sinks = tl.load(sinks_ptr + heads).to(tl.float32)
+        largest, weight = sinks * 1.4426950408889634, weight + 1.0
+    # Context that no token of this tile sees is skipped on both sides.
+    before = length - num_queries
     first = 0
     if HAS_WINDOW:
-        first = tl.maximum(length - num_queries + first_token - window + 1, 0) // TILE
-    for tile in range(first, last):
-        # A page's offset may pass 2^31 elements.
-        block = tl.load(tables_ptr + sequence * table_stride + tile * TILE // PAGE).to(tl.int64)
-        base = ((block * num_kv_heads + kv_head) * PAGE + tile * TILE % PAGE) * HEAD_DIM
-        positions = tile * TILE + tl.arange(0, TILE)  # [TILE]
-        offsets = tl.arange(0, TILE)[:, None] * HEAD_DIM + channels[None, :]
-        # What lies beyond the context may be NaN: it is never loaded.
-        mask = (positions < length)[:, None] & is_channel[None, :]
-        keys = tl.load(keys_ptr + base + offsets, mask=mask, other=0.0)  # [TILE, HEAD_BLOCK]
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale  # [ROWS, TILE]
-        if HAS_SOFTCAP:
-            # tanh(x) = 1 - 2 / (e^2x + 1)
-            ratio = scores / softcap
-            scores = softcap * (1 - 2 / (tl.exp2(ratio * (2 * 1.4426950408889634)) + 1))
-        is_visible = positions[None, :] <= own_positions[:, None]
-        if HAS_WINDOW:
-            is_visible = is_visible & (positions[None, :] > own_positions[:, None] - window)
-        scores = tl.where(is_visible, scores * 1.4426950408889634, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        # A row that has seen nothing yet (its window starts in a later page) keeps -inf.
-        anchor = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        shrink = tl.exp2(largest - anchor)
-        probabilities = tl.exp2(scores - anchor[:, None])  # [ROWS, TILE]
-        values = tl.load(values_ptr + base + offsets, mask=mask, other=0.0)
-        weight = weight * shrink + tl.sum(probabilities, axis=1)
-        values_sum = values_sum * shrink[:, None] + tl.dot(
-            probabilities.to(values.dtype), values, input_precision="ieee"
-        )
-        largest = new_largest
-    out = values_sum / weight[:, None]
-    place = ((start + tokens) * num_kv_heads * GROUP + heads)[:, None] * HEAD_DIM
-    tl.store(
-        out_ptr + place + channels[None, :],
-        out.to(out_ptr.dtype.element_ty),
-        mask=is_row[:, None] & is_channel[None, :],
+        first = tl.maximum(before + first_token - window + 1, 0) // TILE
+    table_ptr = tables_ptr + sequence.to(tl.int64) * table_stride
+    largest, weight, values_sum = attend_range(
+        *(q, before + tokens),
+        (largest, weight, tl.zeros([ROWS, VALUE_BLOCK], tl.float32)),
+        *((before + first_token, before + last_token), (first, (before + last_token) // TILE + 1)),
+        (keys_ptr, values_ptr, boxes[0], boxes[1], table_ptr, length, kv_head, num_kv_heads),
+        (scale, window, softcap),
+        *(HEAD_DIM, HEAD_BLOCK, VALUE_DIM, VALUE_BLOCK, PAGE, TILE),
+        *(HAS_WINDOW, HAS_SOFTCAP, FLOAT8, USES_BOXES),
     )
+    weight = tl.where(is_row, weight, 1.0)  # idle rows may have seen nothing
+    out = values_sum * value_scale / weight[:, None]
+    value_channels = tl.arange(0, VALUE_BLOCK)  # [VALUE_BLOCK]
+    places = ((start + tokens) * num_kv_heads * GROUP + heads)[:, None] * VALUE_DIM
+    tl.store(
+        out_ptr + places + value_channels[None, :],
+        out.to(out_ptr.dtype.element_ty),
+        mask=is_row[:, None] & (value_channels < VALUE_DIM)[None, :],
+    )
+
+
+@jit
+def prefill_tiles(
+    work: tl.tensor,
+    num_sequences: tl.tensor,
+    tensors: tl.tuple,
+    pages: tl.tuple,
+    boxes: tl.tuple,
+    strides: tl.tuple,
+    score: tl.tuple,
+    SEQUENCES_BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    USES_BOXES: tl.constexpr,
+) -> None:
+    """The work-th tile of all sequences that have several tokens, if there are so many.
+
+    The last tile of a sequence comes first: it sees most, and short ones fill the gaps it leaves.
+    """
+    starts_ptr, num_kv_heads = tensors[3], strides[2]
+    sequences = tl.arange(0, SEQUENCES_BLOCK)  # [SEQUENCES_BLOCK]
+    is_there = sequences < num_sequences
+    query_lens = tl.load(starts_ptr + sequences + 1, mask=is_there, other=0)
+    query_lens -= tl.load(starts_ptr + sequences, mask=is_there, other=0)
+    counts = (query_lens + ROWS // GROUP - 1) // (ROWS // GROUP)
+    counts = tl.where(query_lens > 1, counts, 0)
+    index = work // num_kv_heads
+    if index < tl.sum(counts, axis=0):
+        sequence = tl.sum((tl.cumsum(counts, axis=0) <= index).to(tl.int32), axis=0)
+        until = tl.sum(tl.where(sequences <= sequence, counts, 0), axis=0)
+        _prefill_tile(
+            *(sequence, until - 1 - index, work % num_kv_heads),
+            *(tensors, pages, boxes, strides, score),
+            *(GROUP, ROWS, HEAD_DIM, HEAD_BLOCK, VALUE_DIM, VALUE_BLOCK, PAGE, TILE),
+            *(HAS_WINDOW, HAS_SOFTCAP, HAS_SINKS, FLOAT8, USES_BOXES),
+        )
 
 
 def tile_rows(dtype: torch.dtype, head_dim: int, capability: int) -> int:
     """The most rows (tokens times the query heads of one KV head) of one program without spills.
 
-    `capability` is the GPU's major compute capability. `kernels.check` compiles every answer. fp32
-    products have no tensor core to run on: larger tiles would only take registers.
+    `head_dim` is the larger of a key's and a value's, `capability` the GPU's major compute
+    capability. `kernels.check` compiles every answer. fp32 products have no tensor core to run on:
+    larger tiles would only take registers.
     """
     if dtype == torch.float32:
         return MIN_DOT_ROWS
@@ -132,62 +163,18 @@ def tile_rows(dtype: torch.dtype, head_dim: int, capability: int) -> int:
     return rows // 2 if head_dim > 128 else rows
 
 
+def chosen_rows(
+    dtype: torch.dtype, head_dim: int, group: int, max_query_len: int, capability: int
+) -> int:
+    """The rows of a tile: fewer for short chunks, as idle rows cost as much as busy ones."""
+    needed = max(MIN_DOT_ROWS, next_power_of_2(group * max_query_len))
+    rows = min(needed, tile_rows(dtype, head_dim, capability))
+    return max(rows, next_power_of_2(group))
+
+
 def tile_warps(rows: int, head_dim: int, capability: int) -> int:
     """How many warps share a tile, so that its rows fit their registers."""
-    return 8 if rows >= 32 or (head_dim > 128 and capability < 9) else 4
-
-
-def prefill_with_triton(
-    q: torch.Tensor,
-    kv_cache: PagedKVCache,
-    layer: int,
-    metadata: AttentionMetadata,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> torch.Tensor:
-    """Attend for every sequence of the step, decodes among them: q [T, num_heads, D] -> like q."""
-    _, num_heads, head_dim = q.shape
-    assert q.stride(1) == head_dim
-    num_kv_heads = kv_cache.num_kv_heads
-    group = num_heads // num_kv_heads
-    capability = torch.cuda.get_device_capability(q.device)[0] if q.is_cuda else 9
-    # Short chunks take smaller tiles: idle rows cost as much as busy ones.
-    needed = max(MIN_DOT_ROWS, next_power_of_2(group * metadata.max_query_len))
-    rows = min(needed, tile_rows(q.dtype, head_dim, capability))
-    rows = max(rows, next_power_of_2(group))
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    grid = (metadata.num_sequences, num_kv_heads, cdiv(metadata.max_query_len, rows // group))
-    if metadata.num_sequences == 0:
-        return out
-    tables = metadata.block_tables
-    _prefill_kernel[grid](
-        q,
-        kv_cache.keys[layer],
-        kv_cache.values[layer],
-        out,
-        metadata.query_start,
-        metadata.context_lens,
-        tables,
-        q.stride(0),
-        tables.stride(0),
-        num_kv_heads,
-        scale,
-        window or 0,
-        softcap or 0.0,
-        GROUP=group,
-        ROWS=rows,
-        HEAD_DIM=head_dim,
-        HEAD_BLOCK=max(MIN_DOT_ROWS, next_power_of_2(head_dim)),
-        PAGE=kv_cache.block_size,
-        TILE=tokens_at_once(q.dtype, kv_cache.block_size),
-        HAS_WINDOW=window is not None,
-        HAS_SOFTCAP=softcap is not None,
-        num_warps=tile_warps(rows, head_dim, capability),
-        num_stages=NUM_STAGES,
-    )
-    return out
+    return 8 if rows >= 32 or head_dim > 128 or capability < 9 else 4
 
 
 def prefill_with_torch(
@@ -200,8 +187,9 @@ def prefill_with_torch(
     softcap: float | None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One sequence: q [n, num_heads, D], keys and values [num_kv_heads, c, D] -> like q."""
+    """One sequence: q [n, num_heads, D], keys and values [num_kv_heads, c, D or D_v] -> [n, H, D_v]."""
     num_queries, num_heads, head_dim = q.shape
+    keys, values = keys.to(q.dtype), values.to(q.dtype)
     num_kv_heads, length, _ = keys.shape
     group = num_heads // num_kv_heads
     # KV heads as the batch and a stride of 0 over the group: GQA without copying a key.
@@ -239,7 +227,7 @@ def prefill_with_torch(
         out = torch.nn.functional.scaled_dot_product_attention(
             rows, keys, values, attn_mask=mask, scale=scale
         )
-    return out.permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim)
+    return out.permute(2, 0, 1, 3).reshape(num_queries, num_heads, -1)
 
 
 def causal_mask(
@@ -265,7 +253,7 @@ def paged_prefill_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """Fill `out` [T, num_heads, head_dim] at the tokens of sequences that have several tokens."""
+    """Fill `out` [T, num_heads, value_dim] at the tokens of sequences that have several tokens."""
     starts = metadata.query_starts
     for i in metadata.prefill_sequences:
         own = slice(starts[i], starts[i + 1])

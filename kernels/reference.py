@@ -52,10 +52,10 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Softmax attention, one query of one head at a time, each position looked up in its page."""
-    out = torch.full(q.shape, float("nan"), dtype=torch.float64)
+    out = torch.full((*q.shape[:2], kv_cache.value_dim), float("nan"), dtype=torch.float64)
     group = q.shape[1] // kv_cache.num_kv_heads
     size = kv_cache.block_size
-    keys, values = kv_cache.keys[layer], kv_cache.values[layer]
+    keys, values = kv_cache.keys[layer].double(), kv_cache.values[layer].double()
     starts = metadata.query_start.tolist()
     for i, length in enumerate(metadata.context_lens.tolist()):
         table = metadata.block_tables[i].tolist()
@@ -65,8 +65,10 @@ def paged_attention(
             blocks = torch.tensor([table[j // size] for j in range(first, position + 1)])
             offsets = torch.tensor([j % size for j in range(first, position + 1)])
             for head in range(q.shape[1]):
-                k = keys[blocks, head // group, offsets].double()  # [positions, head_dim]
-                v = values[blocks, head // group, offsets].double()
+                kv_head = head // group
+                k, v = keys[blocks, kv_head, offsets], values[blocks, kv_head, offsets]
+                k = k * kv_cache.key_scales[layer, kv_head]  # [positions, head_dim]
+                v = v * kv_cache.value_scales[layer, kv_head]
                 scores = k @ q[t, head].double() * scale
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)

@@ -1,4 +1,4 @@
-"""Rotary position embedding of q and k, fused with writing k and v into the paged cache.
+"""Rotary position embedding of q and k, fused with their norms and with writing k and v to pages.
 
 For the pair (x1, x2) = (x[i], x[i + D/2]) of a head (NeoX halves) at position p:
 
@@ -13,14 +13,78 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kernels.attention_metadata import AttentionMetadata
+from kernels.attention_tile import Pages
 from kernels.cpu import library as cpu
-from kernels.kv_cache import PagedKVCache
+from kernels.float8 import to_e4m3
+from kernels.kv_cache import BLOCK_SIZE, PagedKVCache
+from kernels.rms_norm import rms_norm
 from kernels.triton_support import jit, next_power_of_2, runs_triton, tl
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueryKeyNorms:
+    """RMS norms of every head of q and k before the rotation, as Qwen 3 and Gemma 3 have them."""
+
+    query: torch.Tensor
+    """[head_dim]"""
+    key: torch.Tensor
+    eps: float
+
+
+@jit
+def _inverse_rms(
+    head_ptr: tl.tensor,
+    is_head: tl.tensor,
+    eps: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """1 / sqrt(mean(x^2) + eps) of each head: head_ptr and is_head [H, 1] -> [H, 1]."""
+    channels = tl.arange(0, HEAD_BLOCK)[None, :]  # [1, HEAD_BLOCK]
+    x = tl.load(head_ptr + channels, mask=is_head & (channels < HEAD_DIM), other=0.0)
+    x = x.to(tl.float32)
+    return tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)[:, None]
+
+
+@jit
+def _rotated(
+    head_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    is_head: tl.tensor,
+    cos_sin: tl.tuple,
+    eps: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+) -> tl.tensor:
+    """Heads at head_ptr [H, 1], normalised and rotated, fp32: both halves [H, HALF_BLOCK], the rest.
+
+    The rest [H, HEAD_BLOCK] is what lies beyond the halves; elsewhere it is not to be used.
+    """
+    cos, sin = cos_sin
+    half = tl.arange(0, HALF_BLOCK)[None, :]  # [1, HALF_BLOCK]
+    channels = tl.arange(0, HEAD_BLOCK)[None, :]  # [1, HEAD_BLOCK]
+    is_pair = is_head & (half < HALF)
+    is_rest = is_head & (channels >= 2 * HALF) & (channels < HEAD_DIM)
+    first = tl.load(head_ptr + half, mask=is_pair, other=0.0).to(tl.float32)
+    second = tl.load(head_ptr + HALF + half, mask=is_pair, other=0.0).to(tl.float32)
+    rest = tl.load(head_ptr + channels, mask=is_rest, other=0.0).to(tl.float32)
+    if HAS_NORMS:
+        inverse = _inverse_rms(head_ptr, is_head, eps, HEAD_DIM, HEAD_BLOCK)
+        first *= inverse * tl.load(norm_ptr + half, mask=half < HALF, other=0.0).to(tl.float32)
+        weight = tl.load(norm_ptr + HALF + half, mask=half < HALF, other=0.0).to(tl.float32)
+        second *= inverse * weight
+        weight = tl.load(norm_ptr + channels, mask=channels < HEAD_DIM, other=0.0)
+        rest *= inverse * weight.to(tl.float32)
+    return first * cos - second * sin, second * cos + first * sin, rest
 
 
 @jit
@@ -28,65 +92,87 @@ def _rotary_and_write_kv_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
+    query_norm_ptr: tl.tensor,
+    key_norm_ptr: tl.tensor,
     cos_sin_ptr: tl.tensor,
     keys_ptr: tl.tensor,
     values_ptr: tl.tensor,
+    key_scales_ptr: tl.tensor,
+    value_scales_ptr: tl.tensor,
     positions_ptr: tl.tensor,
     slots_ptr: tl.tensor,
     q_stride: tl.tensor,
     k_stride: tl.tensor,
     v_stride: tl.tensor,
+    eps: tl.tensor,
     NUM_HEADS: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     KV_HEADS_BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
     HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+    FLOAT8: tl.constexpr,
 ) -> None:
     """One program does one token: its q in place, its k and v into their page."""
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token)
     slot = tl.load(slots_ptr + token)
-    half = tl.arange(0, HALF_BLOCK)  # [HALF_BLOCK]
-    is_half = half < HALF
-    cos = tl.load(cos_sin_ptr + position * 2 * HALF + half, mask=is_half, other=0.0)[None, :]
-    sin = tl.load(cos_sin_ptr + position * 2 * HALF + HALF + half, mask=is_half, other=0.0)[None, :]
+    half = tl.arange(0, HALF_BLOCK)[None, :]  # [1, HALF_BLOCK]
+    channels = tl.arange(0, HEAD_BLOCK)[None, :]  # [1, HEAD_BLOCK]
+    is_rest = (channels >= 2 * HALF) & (channels < HEAD_DIM)
+    row_ptr = cos_sin_ptr + position * 2 * HALF + half
+    cos = tl.load(row_ptr, mask=half < HALF, other=0.0)
+    sin = tl.load(row_ptr + HALF, mask=half < HALF, other=0.0)
     # 1. q
-    heads = tl.arange(0, HEADS_BLOCK)  # [HEADS_BLOCK]
-    mask = (heads < NUM_HEADS)[:, None] & is_half[None, :]
-    places = q_ptr + token * q_stride + heads[:, None] * HEAD_DIM + half[None, :]
-    first = tl.load(places, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(places + HALF, mask=mask, other=0.0).to(tl.float32)
+    heads = tl.arange(0, HEADS_BLOCK)[:, None]  # [HEADS_BLOCK, 1]
+    is_head = heads < NUM_HEADS
+    head_ptr = q_ptr + token * q_stride + heads * HEAD_DIM
+    first, second, rest = _rotated(
+        *(head_ptr, query_norm_ptr, is_head, (cos, sin), eps),
+        *(HEAD_DIM, HEAD_BLOCK, HALF, HALF_BLOCK, HAS_NORMS),
+    )
     dtype = q_ptr.dtype.element_ty
-    tl.store(places, (first * cos - second * sin).to(dtype), mask=mask)
-    tl.store(places + HALF, (second * cos + first * sin).to(dtype), mask=mask)
+    tl.store(head_ptr + half, first.to(dtype), mask=is_head & (half < HALF))
+    tl.store(head_ptr + HALF + half, second.to(dtype), mask=is_head & (half < HALF))
+    if HAS_NORMS and HALF * 2 < HEAD_DIM:
+        tl.store(head_ptr + channels, rest.to(dtype), mask=is_head & is_rest)
     # 2. k: the rotated part, then what lies beyond it
     if slot >= 0:
-        kv_heads = tl.arange(0, KV_HEADS_BLOCK)  # [KV_HEADS_BLOCK]
-        is_head = (kv_heads < NUM_KV_HEADS)[:, None]
-        is_pair = is_head & is_half[None, :]
-        page = (slot // PAGE * NUM_KV_HEADS + kv_heads) * PAGE + slot % PAGE
-        page = page[:, None] * HEAD_DIM  # [KV_HEADS_BLOCK, 1]
-        sources = k_ptr + token * k_stride + kv_heads[:, None] * HEAD_DIM + half[None, :]
-        k_first = tl.load(sources, mask=is_pair, other=0.0).to(tl.float32)
-        k_second = tl.load(sources + HALF, mask=is_pair, other=0.0).to(tl.float32)
-        cache_dtype = keys_ptr.dtype.element_ty
-        targets = keys_ptr + page + half[None, :]
-        tl.store(targets, (k_first * cos - k_second * sin).to(cache_dtype), mask=is_pair)
-        tl.store(targets + HALF, (k_second * cos + k_first * sin).to(cache_dtype), mask=is_pair)
-        channels = tl.arange(0, HEAD_BLOCK)  # [HEAD_BLOCK]
-        is_element = is_head & (channels < HEAD_DIM)[None, :]
-        offsets = kv_heads[:, None] * HEAD_DIM + channels[None, :]
-        if HALF * 2 < HEAD_DIM:
-            is_kept = is_element & (channels >= HALF * 2)[None, :]
-            kept = tl.load(k_ptr + token * k_stride + offsets, mask=is_kept, other=0.0)
-            tl.store(keys_ptr + page + channels[None, :], kept.to(cache_dtype), mask=is_kept)
+        kv_heads = tl.arange(0, KV_HEADS_BLOCK)[:, None]  # [KV_HEADS_BLOCK, 1]
+        is_kv_head = kv_heads < NUM_KV_HEADS
+        key_ptr = k_ptr + token * k_stride + kv_heads * HEAD_DIM
+        key_first, key_second, key_rest = _rotated(
+            *(key_ptr, key_norm_ptr, is_kv_head, (cos, sin), eps),
+            *(HEAD_DIM, HEAD_BLOCK, HALF, HALF_BLOCK, HAS_NORMS),
+        )
         # 3. v
-        values = tl.load(v_ptr + token * v_stride + offsets, mask=is_element, other=0.0)
-        tl.store(values_ptr + page + channels[None, :], values.to(cache_dtype), mask=is_element)
+        columns = tl.arange(0, VALUE_BLOCK)[None, :]  # [1, VALUE_BLOCK]
+        is_value = is_kv_head & (columns < VALUE_DIM)
+        value_ptr = v_ptr + token * v_stride + kv_heads * VALUE_DIM
+        values = tl.load(value_ptr + columns, mask=is_value, other=0.0).to(tl.float32)
+        # 4. both into their page
+        if FLOAT8 != "none":
+            key_scale = tl.load(key_scales_ptr + kv_heads, mask=is_kv_head, other=1.0)
+            key_first, key_second = key_first / key_scale, key_second / key_scale
+            key_rest = key_rest / key_scale
+            values = values / tl.load(value_scales_ptr + kv_heads, mask=is_kv_head, other=1.0)
+        stored = keys_ptr.dtype.element_ty
+        row = (slot // PAGE * NUM_KV_HEADS + kv_heads) * PAGE + slot % PAGE  # [KV_HEADS_BLOCK, 1]
+        place = keys_ptr + row * HEAD_DIM
+        is_pair = is_kv_head & (half < HALF)
+        tl.store(place + half, to_e4m3(key_first, stored, FLOAT8), mask=is_pair)
+        tl.store(place + HALF + half, to_e4m3(key_second, stored, FLOAT8), mask=is_pair)
+        if HALF * 2 < HEAD_DIM:
+            is_left = is_kv_head & is_rest
+            tl.store(place + channels, to_e4m3(key_rest, stored, FLOAT8), mask=is_left)
+        value_place = values_ptr + row * VALUE_DIM + columns
+        tl.store(value_place, to_e4m3(values, stored, FLOAT8), mask=is_value)
 
 
 def rotary_and_write_kv_with_triton(
@@ -97,37 +183,59 @@ def rotary_and_write_kv_with_triton(
     kv_cache: PagedKVCache,
     layer: int,
     metadata: AttentionMetadata,
+    norms: QueryKeyNorms | None,
 ) -> None:
     """See `rotary_and_write_kv`; the heads of one token must lie side by side."""
     num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads, half = kv_cache.num_kv_heads, cos_sin.shape[-1]
-    assert q.stride(1) == k.stride(1) == v.stride(1) == head_dim
+    assert q.stride(1) == k.stride(1) == head_dim
+    assert v.stride(1) == kv_cache.value_dim
     assert cos_sin.is_contiguous()
     if num_tokens == 0:
         return
+    pages = Pages.of(kv_cache, layer, q.device)
     _rotary_and_write_kv_kernel[(num_tokens,)](
         q,
         k,
         v,
+        q if norms is None else norms.query,
+        q if norms is None else norms.key,
         cos_sin,
-        kv_cache.keys[layer],
-        kv_cache.values[layer],
+        pages.keys,
+        pages.values,
+        pages.key_scales,
+        pages.value_scales,
         metadata.positions,
         metadata.slot_mapping,
         q.stride(0),
         k.stride(0),
         v.stride(0),
-        NUM_HEADS=num_heads,
-        HEADS_BLOCK=next_power_of_2(num_heads),
-        NUM_KV_HEADS=num_kv_heads,
-        KV_HEADS_BLOCK=next_power_of_2(num_kv_heads),
-        HEAD_DIM=head_dim,
-        HEAD_BLOCK=next_power_of_2(head_dim),
-        HALF=half,
-        HALF_BLOCK=next_power_of_2(half),
-        PAGE=kv_cache.block_size,
+        0.0 if norms is None else norms.eps,
+        **rotary_constants(
+            num_heads, kv_cache.num_kv_heads, head_dim, kv_cache.value_dim, cos_sin.shape[-1]
+        ),
+        HAS_NORMS=norms is not None,
+        FLOAT8=pages.float8,
         num_warps=4,
     )
+
+
+def rotary_constants(
+    num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int, half: int
+) -> dict[str, int]:
+    """The compile-time parameters for these heads."""
+    return {
+        "NUM_HEADS": num_heads,
+        "HEADS_BLOCK": next_power_of_2(num_heads),
+        "NUM_KV_HEADS": num_kv_heads,
+        "KV_HEADS_BLOCK": next_power_of_2(num_kv_heads),
+        "HEAD_DIM": head_dim,
+        "HEAD_BLOCK": next_power_of_2(head_dim),
+        "VALUE_DIM": value_dim,
+        "VALUE_BLOCK": next_power_of_2(value_dim),
+        "HALF": half,
+        "HALF_BLOCK": next_power_of_2(half),
+        "PAGE": BLOCK_SIZE,
+    }
 
 
 def build_cos_sin(
@@ -231,17 +339,22 @@ def rotary_and_write_kv(
     kv_cache: PagedKVCache,
     layer: int,
     metadata: AttentionMetadata,
+    norms: QueryKeyNorms | None = None,
 ) -> None:
     """Rotate q [T, num_heads, D] in place; write rotated k and v [T, num_kv_heads, D] to the cache.
 
     q, k and v may be views of one projection. cos_sin: [max_positions, 2, R / 2] of
-    `build_cos_sin`, R <= D. k itself stays as it is; tokens with slot -1 are not written.
+    `build_cos_sin`, R <= D. With `norms` q and k are normalised first. k itself stays as it is;
+    tokens with slot -1 are not written. A cache of 8-bit floats is written in units of its scales.
     """
+    if runs_triton(q):
+        return rotary_and_write_kv_with_triton(q, k, v, cos_sin, kv_cache, layer, metadata, norms)
+    if norms is not None:
+        q.copy_(rms_norm(q, norms.query, norms.eps))
+        k = rms_norm(k, norms.key, norms.eps)
     library = cpu.active()
     if library is not None and kv_cache.is_packed and library.supports(q, k, v):
         return library.rotary_and_write_kv(q, k, v, cos_sin, kv_cache, layer, metadata)
-    if runs_triton(q):
-        return rotary_and_write_kv_with_triton(q, k, v, cos_sin, kv_cache, layer, metadata)
     rows = cos_sin[metadata.positions]
     q.copy_(rotate(q, rows))
     rotated = rotate(k, rows)

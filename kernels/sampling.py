@@ -26,6 +26,8 @@ from dataclasses import dataclass
 import torch
 
 from kernels.cpu import library as cpu
+from kernels.sampling_kernel import log_probs_with_triton, sample_with_triton
+from kernels.triton_support import runs_triton
 
 # Where thresholds are looked for first: 0.2 ms for 49152 logits, against 1.3 ms for a search.
 NUM_CANDIDATES = 256
@@ -96,6 +98,8 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     library = cpu.active()
     if library is not None and library.supports(logits):
         return library.sample(logits, batch)
+    if runs_triton(logits):
+        return sample_with_triton(logits, batch)
     largest, tokens = logits.max(dim=-1)
     if not batch.is_all_greedy:
         # top_k = 1 is greedy too, and stays so when two logits are equal.
@@ -256,8 +260,11 @@ class LogProbs:
 
 def log_probs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogProbs:
     """Log-probabilities of token_ids [B] and of the num_top best under logits [B, V]."""
+    num_top = min(num_top, logits.shape[1])
+    if runs_triton(logits):
+        return LogProbs(*log_probs_with_triton(logits, token_ids, num_top))
     logits = logits.float()
     normaliser = torch.logsumexp(logits, dim=-1)
     token = logits.gather(1, token_ids[:, None]).squeeze(1) - normaliser
-    top, top_token_ids = logits.topk(min(num_top, logits.shape[1]), dim=-1)
+    top, top_token_ids = logits.topk(num_top, dim=-1)
     return LogProbs(token, top_token_ids, top - normaliser[:, None])

@@ -46,7 +46,7 @@ from kernels.linear import (
 )
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import rms_norm
-from kernels.rotary import build_cos_sin, rotary_and_write_kv
+from kernels.rotary import QueryKeyNorms, build_cos_sin, rotary_and_write_kv
 
 NO_ADAPTERS = AdapterRows(np.zeros(0, dtype=np.int32), tokens=(), samples=())
 
@@ -281,10 +281,11 @@ class Decoder:
         query, key, value = torch.split(
             heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1
         )
+        norms = None
         if layer.query_norm is not None and layer.key_norm is not None:
-            query = self._norm(query, layer.query_norm, self._between)
-            key = self._norm(key, layer.key_norm, self._between)
-        rotary_and_write_kv(query, key, value, self.cos_sin, kv_cache, index, metadata)
+            query_norm, key_norm = (w.to(self._between) for w in (layer.query_norm, layer.key_norm))
+            norms = QueryKeyNorms(query_norm, key_norm, config.rms_norm_eps)
+        rotary_and_write_kv(query, key, value, self.cos_sin, kv_cache, index, metadata, norms)
         attended = paged_attention(
             query, kv_cache, index, metadata, scale=config.head_dim**-0.5, window=layer.window
         )

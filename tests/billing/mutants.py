@@ -1,6 +1,6 @@
 """Planted mistakes about money. Each names what it breaks and the tests that must notice."""
 
-from dataclasses import dataclass
+from tests.mutation import Mutant
 
 HOLDS, LEDGER, MONEY = (f"tests/billing/test_{name}.py" for name in ("holds", "ledger", "money"))
 BUDGETS, TOPUPS = (f"tests/billing/test_{name}.py" for name in ("budgets", "topups"))
@@ -8,17 +8,6 @@ EXTENSIONS, WATCH = (f"tests/billing/test_{name}.py" for name in ("extensions", 
 RETURNS, RECHARGE = "tests/billing/test_refunds_and_disputes.py", "tests/billing/test_recharge.py"
 STATEMENTS, EXPIRY = "tests/billing/test_statements.py", "tests/billing/test_expiry.py"
 EXPORTS = "tests/web/test_exports.py"
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """`old`, once in `path`, becomes `new`."""
-
-    name: str
-    path: str
-    old: str
-    new: str
-    tests: str
 
 
 def _book(name: str, old: str, new: str, tests: str = HOLDS) -> Mutant:

@@ -6,11 +6,12 @@ import torch
 from kernels import reference
 from kernels.attention_metadata import AttentionMetadata
 from kernels.gated_activation import silu_and_mul
-from kernels.kv_cache import PagedKVCache
+from kernels.kv_cache import FLOAT8, PagedKVCache
 from kernels.linear import PackedLinear, linear
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary import build_cos_sin, rotary_and_write_kv
 from tests.kernels.batches import assert_near
+from tests.kernels.rotary_checks import check_norms_and_float8
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = [(1, 576), (5, 123), (3, 4, 64), (0, 32), (2, 1)]
@@ -115,6 +116,27 @@ def test_rotary_does_not_write_tokens_with_slot_minus_one() -> None:
     rotary_and_write_kv(q, k, v, build_cos_sin(128, 16, 1e4), cache, 0, metadata)
     assert int((cache.values[0] != 0).sum()) == 8 * 32
     assert not cache.values[0][0, :, 1].any()  # position 65 is token 3
+
+
+@pytest.mark.parametrize("kv_dtype", [FLOAT8, None])
+@pytest.mark.parametrize(("rotary_dim", "value_dim"), [(16, 16), (8, 24)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotary_after_norms_into_a_cache_of_any_type(
+    dtype: torch.dtype, kv_dtype: torch.dtype | None, rotary_dim: int, value_dim: int
+) -> None:
+    check_norms_and_float8(dtype, kv_dtype or dtype, rotary_dim, value_dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_linear_is_near_the_plain_one(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(5, 64).to(dtype) / 8, torch.randn(7, 64).to(dtype)
+    residual = torch.randn(5, 7)
+    packed = PackedLinear(weight, quantization="int8")
+    assert packed.num_bytes == 7 * 64 + 4 * 7
+    expected = x.double() @ weight.double().T + residual.double()
+    actual = linear(x, packed, residual=residual)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual.double(), expected, atol=0.06, rtol=0.02)
 
 
 SCALINGS = [

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import reference
-from kernels.kv_cache import PagedKVCache
+from kernels.kv_cache import FLOAT8, PagedKVCache
 from kernels.paged_attention import paged_attention
 from tests.kernels.batches import Step, assert_near, build_step
 
@@ -88,6 +88,16 @@ def test_sinks_take_their_share_of_every_softmax() -> None:
         check(step, sinks=sinks, **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 30}, {"softcap": 2.0}])
+@pytest.mark.parametrize(("kv_dtype", "value_dim"), [(FLOAT8, 16), (FLOAT8, 8), (None, 40)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_8_bit_caches_and_values_of_another_size(
+    dtype: torch.dtype, kv_dtype: torch.dtype | None, value_dim: int, options: dict[str, Any]
+) -> None:
+    step = build_step([1, 1, 9], [65, 66, 73], dtype=dtype, kv_dtype=kv_dtype, value_dim=value_dim)
+    check(step, **options)
+
+
 def test_attends_to_the_layer_asked_for() -> None:
     step = build_step([1], [10], num_layers=3)
     outs = [paged_attention(step.q, step.kv_cache, i, step.metadata, scale=1.0) for i in range(3)]
@@ -133,6 +143,7 @@ def test_bytes_per_block_is_what_a_block_takes() -> None:
     cache = PagedKVCache(3, 5, 2, 16, torch.bfloat16, "cpu")
     taken = sum(pages.nbytes for pages in (*cache.keys, *cache.values))
     assert PagedKVCache.bytes_per_block(3, 2, 16, torch.bfloat16) * 5 == taken
+    assert PagedKVCache.bytes_per_block(3, 2, 16, FLOAT8, value_dim=8) * 5 == taken * 3 // 8
 
 
 def test_copied_block_holds_the_same_tokens_in_every_layer() -> None:
