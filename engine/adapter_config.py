@@ -29,6 +29,8 @@ REFUSED_FIELDS = {
 """What cannot be added row by row, or not yet; false, null and empty mean that it is not used."""
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 """Initialisations that leave the base model's own weights alone."""
+ALPHA_MAX = 1e9
+"""No adapter comes near it; JSON has integers that no float can hold."""
 LITERAL = re.compile(r"[\w.]+")
 
 
@@ -61,7 +63,7 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
         config = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelRefused(f"{directory} has no {ADAPTER_CONFIG}") from None
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise ModelRefused(f"{ADAPTER_CONFIG} is not JSON: {fault}") from fault
     if not isinstance(config, dict):
         raise ModelRefused(f"{ADAPTER_CONFIG} is not a JSON object")
@@ -106,6 +108,6 @@ def _alphas(pattern: object) -> dict[str, float]:
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ModelRefused(f"the adapter's {name} is no number: {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= ALPHA_MAX:
+        raise ModelRefused(f"the adapter's {name} is no usable number: {str(value)[:20]}")
     return float(value)

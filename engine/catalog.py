@@ -84,7 +84,12 @@ async def add_model(
     kind: ModelKind = "generate",
     base: str | None = None,
 ) -> HostedModel:
-    """Host a model, or host it anew from another path or revision. An adapter names its `base`."""
+    """Host a model, or host it anew from another path or revision. An adapter names its `base`.
+
+    Raises ModelNotFound for an adapter whose base takes no requests any more.
+    """
+    if base is not None:
+        await _lock_base(session, base)
     model = await session.scalar(select(HostedModel).where(HostedModel.name == name))
     if model is None:
         model = HostedModel(id=new_id("model"), name=name, created_at=utc_now_us())
@@ -130,17 +135,30 @@ async def find(session: AsyncSession, name: str, *states: ModelState) -> HostedM
 async def set_state(session: AsyncSession, name: str, state: ModelState) -> HostedModel:
     """Drain or remove a model, or make it live again.
 
-    Raises ModelNotFound, and ModelHasAdapters where live adapters would lose their base.
+    Raises ModelNotFound (also for the base of an adapter that is to be live), and ModelHasAdapters
+    where live adapters would lose their base.
     """
     assert state in get_args(ModelState), state
-    model = await session.scalar(select(HostedModel).where(HostedModel.name == name))
+    query = select(HostedModel).where(HostedModel.name == name)
+    model = await session.scalar(query.with_for_update())
     if model is None:
         raise ModelNotFound(f"There is no hosted model '{name}'.", model=name)
     if state != "live":
         await _refuse_with_adapters(session, name)
+    elif model.base is not None:
+        await _lock_base(session, model.base)
     model.state = state
     await session.flush()
     return model
+
+
+async def _lock_base(session: AsyncSession, base: str) -> None:
+    """Keep the base of an adapter as it is until this transaction ends: whoever takes it away then
+    sees the adapter. Raises ModelNotFound.
+    """
+    live = HostedModel.name == base, HostedModel.state == "live"
+    if await session.scalar(select(HostedModel.id).where(*live).with_for_update()) is None:
+        raise ModelNotFound(f"There is no hosted model '{base}'.", model=base)
 
 
 async def _refuse_with_adapters(session: AsyncSession, name: str) -> None:

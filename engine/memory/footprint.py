@@ -22,6 +22,16 @@ FP32_BYTES = 4
 KILO = 1000
 HEADER_BYTES_MAX = 100_000_000
 """safetensors' own limit."""
+UNREADABLE = (
+    OSError,
+    ValueError,
+    RecursionError,
+    struct.error,
+    KeyError,
+    TypeError,
+    AttributeError,
+)
+"""What a header of foreign hands may raise."""
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "num_attention_heads")
 ATTENTION_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -120,7 +130,7 @@ def _num_elements(path: Path) -> dict[str, int]:
                 raise ModelRefused(f"{path.name} cannot be read: its header is too long")
             header: dict[str, dict[str, Any]] = json.loads(file.read(length))
         return {n: prod(entry["shape"]) for n, entry in header.items() if n != "__metadata__"}
-    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as fault:
+    except UNREADABLE as fault:
         raise ModelRefused(f"{path.name} cannot be read: {fault}") from fault
 
 

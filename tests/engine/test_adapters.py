@@ -1,6 +1,7 @@
 """LoRA adapters compute what merged weights do, in one batch with their base and with each other."""
 
 import json
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelRefused
+from engine.memory.footprint import read_adapter_footprint
 from engine.messages import GenerateRequest
 from engine.models.adapters.rows import AdapterRows
 from engine.models.adapters.weights import read_adapter
@@ -218,7 +220,9 @@ def test_alpha_may_differ_by_module(tmp_path: Path) -> None:
         ({"modules_to_save": ["lm_head"]}, "whole modules of its own"),
         ({"bias": "all"}, "changes biases"),
         ({"init_lora_weights": "pissa"}, "starts from pissa and changes its base's own weights"),
-        ({"lora_alpha": "8"}, "lora_alpha is no number"),
+        ({"lora_alpha": "8"}, "lora_alpha is no usable number"),
+        ({"lora_alpha": 10**400}, "lora_alpha is no usable number: 1000"),
+        ({"lora_alpha": float("nan")}, "lora_alpha is no usable number: nan"),
         ({"alpha_pattern": {"(a+)+$": 4}}, "names no module"),
         ({"alpha_pattern": ["v_proj"]}, "alpha_pattern is not a JSON object"),
     ],
@@ -232,6 +236,17 @@ def test_what_is_no_plain_lora_is_refused(
     with pytest.raises(ModelRefused, match=sentence) as refusal:
         read_adapter(tmp_path / "one")
     assert "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+def test_files_nested_without_end_are_refused(tmp_path: Path, file: str) -> None:
+    save_tiny("LlamaConfig", tmp_path)
+    save_adapter(tmp_path, tmp_path / "one")
+    nested = b"[" * 100_000
+    length = struct.pack("<Q", len(nested)) if file.endswith("safetensors") else b""
+    (tmp_path / "one" / file).write_bytes(length + nested)
+    with pytest.raises(ModelRefused, match=f"{file} (is not JSON|cannot be read)"):
+        read_adapter_footprint(tmp_path / "one", 4)
 
 
 def spoiled(directory: Path, **changes: torch.Tensor | None) -> None:

@@ -8,7 +8,9 @@ from engine.catalog import HostedModel, TooManyModelRequests
 from engine.errors import ModelNotFound
 
 
-async def host(sessions: Sessions, name: str, path: str = "/models/a") -> HostedModel:
+async def host(
+    sessions: Sessions, name: str, path: str = "/models/a", base: str | None = None
+) -> HostedModel:
     async with sessions.begin() as session:
         return await catalog.add_model(
             session,
@@ -18,6 +20,7 @@ async def host(sessions: Sessions, name: str, path: str = "/models/a") -> Hosted
             architecture="LlamaForCausalLM",
             context_length=8192,
             dtype="fp32",
+            base=base,
         )
 
 
@@ -50,6 +53,21 @@ async def test_a_model_that_is_not_live_is_not_found(
             await catalog.find(session, "org/a")
         await catalog.set_state(session, "org/a", "live")
         assert (await catalog.find(session, "org/a")).state == "live"
+
+
+async def test_an_adapter_is_live_only_beside_its_base(sessions: Sessions) -> None:
+    await host(sessions, "org/base")
+    await host(sessions, "org/tuned", base="org/base")
+    async with sessions.begin() as session:
+        await catalog.set_state(session, "org/tuned", "removed")
+        await catalog.set_state(session, "org/base", "draining")
+    with pytest.raises(ModelNotFound, match="org/base"):
+        await host(sessions, "org/late", base="org/base")
+    async with sessions.begin() as session:
+        with pytest.raises(ModelNotFound, match="org/base"):
+            await catalog.set_state(session, "org/tuned", "live")
+        await catalog.set_state(session, "org/base", "live")
+        await catalog.set_state(session, "org/tuned", "live")
 
 
 async def test_an_unknown_model_is_not_found(sessions: Sessions) -> None:
