@@ -5,36 +5,28 @@ Not for two threads: the worker's engine thread owns it.
 """
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from common.clock import Clock, utc_now_us
-from engine.batch import AdjustedRow, StepBatch
+from engine.batch import StepBatch
 from engine.cost_model import key_when_taken
-from engine.costs.step_meter import NO_STEPS, StepMeter, StepTotals, work_of
+from engine.costs.step_meter import StepMeter, work_of
 from engine.errors import ModelRefused
-from engine.flight import Flight, Pending
-from engine.messages import (
-    CostModel,
-    FinishReason,
-    GenerateRequest,
-    PromptLogprobs,
-    Timing,
-    TokenFrame,
-    TokenLogprob,
-)
-from engine.models.model import AdaptableModel, Model
+from engine.flight import Flight, Runner
+from engine.messages import CostModel, FinishReason, GenerateRequest, TokenLogprob
+from engine.models.model import AdaptableModel
+from engine.output import EngineStats, StepOutput
+from engine.reporter import Reporter
 from engine.sampler import Sampled
 from engine.scheduling.assembly import BLOCK_SIZE, create_scheduler
 from engine.scheduling.charges import charge_step
 from engine.scheduling.planner import PlanFunction, plan
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.slots import SlotTable
 from engine.scheduling.waits import WaitLedger
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
@@ -46,71 +38,6 @@ if TYPE_CHECKING:  # only workers load the grammar engine
     from engine.structures.grammar import Grammar
 
 TOO_AMBIGUOUS = "The required form is too ambiguous to follow any further."
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """An attempt of a request that holds nothing any more."""
-
-    request_id: str
-    attempt: int
-
-
-@dataclass(slots=True)
-class StepOutput:
-    """What one step produced, and what ended since the step before."""
-
-    step: int
-    frames: dict[str, list[TokenFrame]] = field(default_factory=dict)
-    """By API node."""
-    finished: list[Ended] = field(default_factory=list)
-    charges: dict[str, float] = field(default_factory=dict)
-    """Machine seconds by tenant."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot for the heartbeat."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_parked: int = 0
-    """Requests of which a choice stands at its fence."""
-    waiting_tenants: frozenset[str] = frozenset()
-    """Of the requests that hold no KV blocks."""
-    free_kv_tokens: int = 0
-    total_kv_tokens: int = 0
-    num_steps: int = 0
-    output_tokens_total: int = 0
-    prefill_tokens_total: int = 0
-    num_preemptions: int = 0
-    num_drafts: int = 0
-    """Tokens that were guessed and computed beside those that were due."""
-    num_accepted_drafts: int = 0
-    cost_model: CostModel | None = None
-    """Corrected by the last steps."""
-    totals: StepTotals = NO_STEPS
-    prediction_error: float = 0.0
-    is_prediction_trusted: bool = False
-
-
-class Runner(Protocol):
-    """What computes a step."""
-
-    @property
-    def model(self) -> Model:
-        """The model that it runs."""
-
-    @property
-    def is_pooling(self) -> bool:
-        """Whether it answers whole prompts with vectors, and never with tokens."""
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether the next step may start before the result of the last one is known."""
-
-    def start(self, batch: StepBatch, slots: SlotTable, adjusted: list[AdjustedRow]) -> Pending:
-        """Compute the batch, and what is wanted of its sample rows; the result may come later."""
 
 
 class Engine:
@@ -141,16 +68,15 @@ class Engine:
         self._policy = policy
         self._waits = waits or WaitLedger()
         self._now_us = now_us
+        self._reporter = Reporter(self._waits, now_us)
         self._utc_now_us = utc_now_us
         self._speculator = Speculator(self.context_length)
         self._scheduler = self._create_scheduler()
         self._meter = StepMeter(cost_model)
-        self._open_choices: Counter[str] = Counter()
         self._batch: StepBatch | None = None
         self._flights: deque[Flight] = deque()
         """Steps whose results are not known yet: one at most between two calls of `step`."""
         self._landed_us = 0
-        self._output = StepOutput(step=0)
         self._adapters: dict[str, int] = {}
         """Numbers of the adapters by the models' names that requests ask for."""
         self._num_adapters = 0
@@ -161,8 +87,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would compute something or has something to say."""
-        has_news = bool(self._flights or self._output.frames or self._output.finished)
-        return has_news or self._scheduler.has_work
+        return bool(self._flights) or self._reporter.has_news or self._scheduler.has_work
 
     @property
     def prefill_key(self) -> float | None:
@@ -218,7 +143,7 @@ class Engine:
 
         A request with a structure needs its compiled `grammar`; its API node hears that it has one.
         """
-        if request.request_id in self._open_choices:
+        if self._reporter.has(request.request_id):
             self.cancel(request.request_id, is_silent=True)  # an earlier attempt came back to us
         problem = self._problem_with(request)
         queued_us = max(0, self._utc_now_us() - request.arrival_ms * 1_000)
@@ -228,9 +153,7 @@ class Engine:
             request, key=key, max_tokens=min(request.max_tokens, room)
         )
         sequences = Sequence.all_of(request, self._now_us(), may_fork=self._may_fork)
-        self._open_choices[request.request_id] = sum(each.num_choices for each in sequences)
-        if not sequences:
-            self._finish(request)
+        self._reporter.open(request, sum(each.num_choices for each in sequences))
         for sequence in sequences:
             sequence.adapter = self._adapters.get(request.model, 0)
             sequence.queued_us = queued_us
@@ -239,7 +162,9 @@ class Engine:
             elif sequence.num_generated >= request.max_tokens:
                 self._end(sequence, "length")
             else:
-                self._accept_grammar(sequence, grammar)
+                if grammar is not None:
+                    sequence.structure = grammar.start(sequence.output_token_ids.tolist())
+                    self._reporter.accept_form(sequence)
                 wait = self._scheduler.park if sequence.is_at_fence else self._scheduler.add
                 wait(sequence)
 
@@ -252,7 +177,7 @@ class Engine:
     def refuse(self, request: GenerateRequest, reason: str, *, is_callers_fault: bool) -> None:
         """Answer a request that was never added: it cannot be served."""
         first = Sequence.all_of(request, self._now_us())[0]
-        self._open_choices[request.request_id] = first.num_choices
+        self._reporter.open(request, first.num_choices)
         self._end(first, "error", error=reason, is_refused=is_callers_fault)
 
     def cancel(
@@ -316,7 +241,7 @@ class Engine:
         waiting = [each for each in sequences if each.request.request_id not in started]
         for sequence in waiting:
             self._scheduler.remove(sequence)
-            self._open_choices.pop(sequence.request.request_id, None)
+            self._reporter.forget(sequence.request.request_id)
         return list(dict.fromkeys(each.request.request_id for each in waiting))
 
     def problems(self) -> list[str]:
@@ -353,7 +278,8 @@ class Engine:
         self._landed_us = now_us
         self._note_seconds(flight, began_us, now_us)
         for span, told in zip(batch.prompt_spans, sampled.prompt_logprobs, strict=True):
-            self._tell_prompt(span.sequence, told)
+            span.sequence.note_prompt_told(told.end)
+            self._reporter.tell_prompt(span.sequence, told)
         if sampled.vectors:
             for slot, vector in zip(batch.sample_slots.tolist(), sampled.vectors, strict=True):
                 self._answer(self._scheduler.in_slot(slot), vector, now_us)
@@ -371,8 +297,7 @@ class Engine:
         charges = charge_step(flight.crew.sequences, batch, self.cost_model, seconds)
         self._waits.note(charges, began_us, now_us)
         self._scheduler.use.note(charges)
-        for tenant, share in charges.items():
-            self._output.charges[tenant] = self._output.charges.get(tenant, 0.0) + share
+        self._reporter.charge(charges)
 
     def _answer(self, sequence: Sequence, vector: bytes | None, now_us: int) -> None:
         """A pooled prompt is done with one frame."""
@@ -380,32 +305,8 @@ class Engine:
             self._end(sequence, "error", error="the model computed no finite vector")
             return
         sequence.first_token_us = now_us
-        request = sequence.request
-        frame = TokenFrame(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            first_index=0,
-            token_ids=(),
-            finish_reason="stop",
-            timing=self._timing(sequence),
-            vector=vector,
-        )
-        self._say(request.node, frame)
+        self._reporter.tell_vector(sequence, vector)
         self._close(sequence)
-
-    def _tell_prompt(self, sequence: Sequence, told: PromptLogprobs) -> None:
-        """A part of a prompt is computed, and how likely its tokens were leaves in a frame."""
-        sequence.note_prompt_told(told.end)
-        request = sequence.request
-        frame = TokenFrame(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            first_index=sequence.num_generated,
-            token_ids=(),
-            choice=sequence.choice,
-            prompt_logprobs=told,
-        )
-        self._say(request.node, frame)
 
     def _append(self, batch: StepBatch, runs: list[Run], now_us: int) -> list[tuple[Sequence, Run]]:
         """What the sequences have said becomes theirs; those without a finite logit end."""
@@ -440,24 +341,9 @@ class Engine:
                 return
         is_first = sequence.first_token_us is None
         sequence.first_token_us = now_us if is_first else sequence.first_token_us
-        token = run.token_ids[-1]
-        reason = self._finish_reason(sequence, token)
-        request = sequence.request
-        has_logprobs = run.first_row in logprobs
-        frame = TokenFrame(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            first_index=sequence.num_generated - len(run.token_ids),
-            token_ids=tuple(run.token_ids),
-            choice=sequence.choice,
-            logprobs=tuple(logprobs[row] for row in run.rows) if has_logprobs else None,
-            num_drafts=run.num_drafts,
-            finish_reason=reason,
-            stop_token_id=token if reason == "stop" else None,
-            num_cached_tokens=(sequence.num_cached_tokens or 0) if is_first else 0,
-            timing=self._timing(sequence) if is_first or reason else None,
-        )
-        self._say(request.node, frame)
+        reason = self._finish_reason(sequence, run.token_ids[-1])
+        said = tuple(logprobs[row] for row in run.rows) if run.first_row in logprobs else None
+        self._reporter.tell_tokens(sequence, run, said, reason, is_first=is_first)
         if reason is not None:
             self._scheduler.outlook.learn_length(sequence.num_generated)
             self._close(sequence)
@@ -484,80 +370,20 @@ class Engine:
         is_refused: bool = False,
     ) -> None:
         """End a sequence outside the course of things; one that has not forked has many choices."""
-        request = sequence.request
-        for choice in range(sequence.choice, sequence.choice + sequence.num_choices):
-            frame = TokenFrame(
-                request_id=request.request_id,
-                attempt=request.attempt,
-                first_index=sequence.num_generated,
-                token_ids=(),
-                choice=choice,
-                finish_reason=reason,
-                error=error,
-                is_refused=is_refused,
-                timing=self._timing(sequence),
-            )
-            if not is_silent:
-                self._say(request.node, frame)
+        if not is_silent:
+            self._reporter.tell_end(sequence, reason, error=error, is_refused=is_refused)
         self._close(sequence)
 
     def _close(self, sequence: Sequence) -> None:
-        """Free what the sequence holds; its request is finished with its last choice."""
-        request_id = sequence.request.request_id
+        """Free what the sequence holds."""
         self._scheduler.remove(sequence)
-        self._open_choices[request_id] -= sequence.num_choices
-        if self._open_choices[request_id] <= 0:
-            self._finish(sequence.request)
-
-    def _finish(self, request: GenerateRequest) -> None:
-        del self._open_choices[request.request_id]
-        self._output.finished.append(Ended(request.request_id, request.attempt))
-
-    def _timing(self, sequence: Sequence) -> Timing:
-        now_us = self._now_us()
-        started_us = sequence.prefill_started_us
-        if started_us is None:
-            return Timing(queued_us=sequence.queued_us + now_us - sequence.added_us)
-        first_us = sequence.first_token_us
-        arrived_us = sequence.added_us - sequence.queued_us
-        if sequence.waited is None:
-            tenant = sequence.request.tenant
-            sequence.waited = self._waits.behind(tenant, arrived_us, started_us)
-        return Timing(
-            queued_us=started_us - arrived_us,
-            behind_own_us=sequence.waited.behind_own_us,
-            behind_others_us=sequence.waited.behind_others_us,
-            num_tenants=sequence.waited.num_tenants,
-            prefill_us=(first_us or now_us) - started_us,
-            decode_us=0 if first_us is None else now_us - first_us,
-        )
+        self._reporter.close(sequence)
 
     # inside
 
-    def _accept_grammar(self, sequence: Sequence, grammar: "Grammar | None") -> None:
-        request = sequence.request
-        if grammar is None:
-            return
-        sequence.structure = grammar.start(sequence.output_token_ids.tolist())
-        accepted = TokenFrame(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            first_index=sequence.num_generated,
-            token_ids=(),
-            choice=sequence.choice,
-            is_accepted=True,
-        )
-        self._say(request.node, accepted)
-
-    def _say(self, node: str, frame: TokenFrame) -> None:
-        self._output.frames.setdefault(node, []).append(frame)
-
     def _hand_over(self) -> StepOutput:
-        output = self._output
-        output.step = self._num_steps
-        self._output = StepOutput(step=self._num_steps)
         self._batch = None
-        return output
+        return self._reporter.hand_over(self._num_steps)
 
     def _sequences_of(self, request_id: str) -> list[Sequence]:
         sequences = self._scheduler.sequences()

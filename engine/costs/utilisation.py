@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable
 
 from engine.costs.step_meter import NO_STEPS, StepTotals
-from engine.engine import EngineStats
 from engine.messages import Utilisation
+from engine.output import EngineStats
 
 WINDOW_S = 10.0
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from common.clock import utc_now_us
 from engine.costs.utilisation import RecentUse
-from engine.engine import EngineStats
 from engine.messages import CostModel, Heartbeat, IntegrityReport, Utilisation, WorkerState
+from engine.output import EngineStats
 from engine.worker.hosting import Hosting
 from engine.worker.mailbox import Mailbox
 

@@ -10,8 +10,9 @@ import torch
 from engine.costs.calibration import ALONE, fit_cost_model, warm_up
 from engine.costs.calibration_cache import fingerprint, remembered
 from engine.device.device import Device
-from engine.engine import Engine, Runner
+from engine.engine import Engine
 from engine.errors import ModelRefused
+from engine.flight import Runner
 from engine.memory.footprint import read_footprint
 from engine.memory.memory_budget import free_bytes
 from engine.messages import CostModel

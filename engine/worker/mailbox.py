@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.engine import EngineStats, StepOutput
 from engine.messages import Cancel, CheckIntegrity, Extend, GenerateRequest, IntegrityReport
+from engine.output import EngineStats, StepOutput
 
 if TYPE_CHECKING:  # loaded when the first form is asked for
     from engine.structures.grammar import Grammar

@@ -15,7 +15,6 @@ import structlog
 from engine.broker.errors import BrokerUnreachable
 from engine.broker.window import NO_ROOM, TakeRoom, take_room
 from engine.broker.worker import Exchange, Lost, Outgoing, WorkerBroker
-from engine.engine import Ended, StepOutput
 from engine.messages import (
     Cancel,
     CheckIntegrity,
@@ -28,6 +27,7 @@ from engine.messages import (
     TokenFrame,
     WorkerState,
 )
+from engine.output import Ended, StepOutput
 from engine.settings import EngineSettings
 from engine.worker.mailbox import Bells, EngineNews, Mailbox
 

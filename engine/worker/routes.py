@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from engine.costs.step_meter import NO_STEPS
-from engine.engine import EngineStats, StepOutput
+from engine.output import EngineStats, StepOutput
 
 
 class Routes:

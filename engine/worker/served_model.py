@@ -2,10 +2,11 @@
 
 import structlog
 
-from engine.engine import Engine, StepOutput
+from engine.engine import Engine
 from engine.errors import RankLost
 from engine.messages import GenerateRequest, IntegrityReport
 from engine.models.adapters.weights import Adapter
+from engine.output import StepOutput
 from engine.worker.mailbox import CompiledRequest, EngineOrders, Mailbox
 from engine.worker.routes import Routes, of_adapter
 from engine.worker.structure_desk import StructureDesk

@@ -12,8 +12,9 @@ from engine.broker.settings import BrokerSettings
 from engine.broker.twin import BrokerTwin, TwinRequest
 from engine.broker.window import take_room
 from engine.cost_model import queue_price
-from engine.engine import Engine, StepOutput
+from engine.engine import Engine
 from engine.messages import CostModel, GenerateRequest, Sampling
+from engine.output import StepOutput
 from engine.settings import EngineSettings
 from engine.simulator.ledger import RunLedger
 from engine.simulator.policies import Policy

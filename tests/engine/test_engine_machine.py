@@ -13,9 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.engine import Engine, StepOutput
+from engine.engine import Engine
 from engine.messages import CostModel, GenerateRequest, Sampling
 from engine.model_runner import ModelRunner
+from engine.output import StepOutput
 from engine.settings import EngineSettings
 from tests.engine.driver import request
 from tests.engine.fake_model import FakeModel, next_token, repeating_token

@@ -5,9 +5,10 @@ import pytest
 
 from engine.costs.step_meter import StepTotals, work_of
 from engine.costs.utilisation import WINDOW_S, RecentUse
-from engine.engine import Engine, EngineStats
+from engine.engine import Engine
 from engine.messages import CostModel, StepWork
 from engine.model_runner import ModelRunner
+from engine.output import EngineStats
 from engine.settings import EngineSettings
 from tests.engine.driver import request
 from tests.engine.fake_model import FakeModel, expected_output
