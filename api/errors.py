@@ -300,7 +300,6 @@ def invalid_fields(problems: Iterable[Any]) -> ErrorAnswer:
 
 HTTP_MESSAGES = {
     404: "There is nothing at this address.",
-    405: "This address does not know that method.",
 }
 
 
@@ -318,6 +317,7 @@ async def _answer_http(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if error.status_code == 405 and (methods := _methods_of(request)):
         headers["Allow"] = ", ".join(methods)
+        message = f"This address takes {' or '.join(methods)}, not {request.method}."
     return ErrorAnswer(
         error.status_code, message, "invalid_request_error", headers=headers
     ).response(request.scope)

@@ -19,6 +19,7 @@ _REQUESTS: dict[ModelKind, tuple[str, tuple[str, ...]]] = {
         "/chat/completions",
         (
             '    "stream": true,',
+            '    "temperature": 0.2,',
             '    "stream_options": {"include_usage": true},',
             f'    "messages": [{{"role": "user", "content": {json.dumps(QUESTION)}}}]',
         ),
@@ -37,6 +38,7 @@ def _chat_call(model: str) -> list[str]:
         "stream = client.chat.completions.create(",
         f"    model={model},",
         f'    messages=[{{"role": "user", "content": {json.dumps(QUESTION)}}}],',
+        "    temperature=0.2,",
         "    stream=True,",
         ")",
         "for chunk in stream:",

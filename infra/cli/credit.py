@@ -32,7 +32,7 @@ def show(organization: WhichOrganization) -> None:
     async def work(session: AsyncSession) -> Balance:
         return await ledger.balance(session, await _resolve(session, organization))
 
-    _print_balance(run_in_transaction(work))
+    print_balance(run_in_transaction(work))
 
 
 @app.command()
@@ -59,7 +59,7 @@ def adjust(
         )
         return await ledger.balance(session, organization_id)
 
-    _print_balance(run_in_transaction(work))
+    print_balance(run_in_transaction(work))
 
 
 @app.command()
@@ -102,9 +102,19 @@ def release(
     run_in_transaction(work)
 
 
-def _print_balance(balance: Balance) -> None:
-    for name in ("posted", "held", "available", "promotional", "paid"):
-        typer.echo(f"{name:<12} ${format_usd(getattr(balance, name))}")
+def print_balance(balance: Balance) -> None:
+    """One line an amount, and one to stderr where nothing can run."""
+    rows = {
+        "balance": balance.posted,
+        "held": balance.held,
+        "available": balance.available,
+        "promotional": balance.promotional,
+        "paid": balance.paid,
+    }
+    for name, amount in rows.items():
+        typer.echo(f"{name:<12} {'-' if amount < 0 else ''}${format_usd(abs(amount))}")
+    if balance.posted < 0:
+        typer.echo("The balance is below zero: nothing runs until it is above again.", err=True)
 
 
 async def _resolve(session: AsyncSession, organization: str) -> str:

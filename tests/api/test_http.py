@@ -9,7 +9,9 @@ from tests.api.test_validation import assert_envelope
 
 async def test_unknown_addresses_and_methods_answer_in_the_envelope(platform: Platform) -> None:
     assert_envelope(await platform.client.get("/v1/nothing"), 404)
-    assert_envelope(await platform.client.get("/v1/chat/completions"), 405)
+    wrong_method = await platform.client.get("/v1/chat/completions")
+    assert_envelope(wrong_method, 405)
+    assert "takes POST, not GET" in wrong_method.json()["error"]["message"]
     assert_envelope(await platform.client.put("/v1/models"), 405)
     assert (await platform.client.head("/v1/models")).status_code in (200, 405)
 

@@ -266,7 +266,7 @@ def test_the_command_line_adjusts_credit_and_proves_the_books(platform: RunningP
         *("--amount", "-12.5", "--reason", "a test"),
     )
     assert adjusted.returncode == 0, adjusted.stderr
-    posted = [float(re.search(r"posted\s+\$(\S+)", text)[1]) for text in (before, adjusted.stdout)]
+    posted = [float(re.search(r"balance\s+\$(\S+)", text)[1]) for text in (before, adjusted.stdout)]
     assert round(posted[0] - posted[1], 9) == 12.5
     proof = platform.ncompass("reconcile")
     assert proof.returncode == 0, proof.stdout + proof.stderr

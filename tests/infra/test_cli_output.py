@@ -8,10 +8,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from typer.testing import CliRunner
 
 from billing import pricing
+from billing.ledger import Balance
 from engine import catalog
 from engine.messages import Heartbeat, WorkerState
 from infra.cli import run
 from infra.cli.connections import run_in_transaction
+from infra.cli.credit import print_balance
 from infra.cli.main import app
 from infra.local import ready_file
 
@@ -99,3 +101,17 @@ def _beat(model: str, state: WorkerState, report: str) -> Heartbeat:
         context_length=1_024,
         load_report=report,
     )
+
+
+def test_a_balance_below_zero_has_its_sign_before_the_dollar_and_says_what_it_means(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_balance(Balance(posted=-5_000_000_000, held=0, promotional=0))
+    printed = capsys.readouterr()
+    assert "balance      -$5.000000000" in printed.out
+    assert "nothing runs" in printed.err
+
+    print_balance(Balance(posted=5_000_000_000, held=0, promotional=0))
+    printed = capsys.readouterr()
+    assert "balance      $5.000000000" in printed.out
+    assert not printed.err
