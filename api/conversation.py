@@ -16,6 +16,8 @@ RESERVED_VARIABLES = frozenset(
     | {"bos_token", "eos_token", "unk_token", "pad_token", "sep_token"}
 )
 """What the platform gives to the template, and no caller may."""
+TOOLS_LENGTH_MAX = 131_072
+"""Of the form that the arguments of tools must have, as JSON."""
 THOUGHT_TAIL_TOKENS = 12
 """How far from the end of a prompt the marker that opens the reasoning is looked for."""
 
@@ -124,14 +126,16 @@ class Conversation:
         """The form of the answer; behind the thought that the prompt has opened, if any.
 
         Without a form of its own, an answer may call: then the arguments of tools that are `strict`
-        have their schema. Raises InvalidRequest for a model whose thoughts end with more than one
-        token.
+        have their schema; not where the thoughts of a model end with more than one token. There a
+        form of its own raises InvalidRequest.
         """
         structure = self.structure or self._promised_calls(reading, tokenizer)
         if structure is None or not reading.begins_in_thought:
             return structure
         assert reading.thinking is not None
         end = tokenizer.token_id(reading.thinking.end)
+        if end is None and self.structure is None:
+            return None
         if end is None:
             raise InvalidRequest(
                 "No form can be required of this model's answers while it reasons.",
@@ -153,7 +157,12 @@ class Conversation:
             tokenizer.token_id,
             is_parallel=self.tool_use.is_parallel,
         )
-        return Structure("structural_tag", json.dumps(tags))
+        source = json.dumps(tags)
+        if len(source) > TOOLS_LENGTH_MAX:
+            raise InvalidRequest(
+                "The tools are too long for one of them to be 'strict'.", param="tools"
+            )
+        return Structure("structural_tag", source)
 
 
 def _ends_with(tokenizer: Tokenizer, token_ids: list[int], text: str) -> bool:

@@ -157,7 +157,7 @@ RENDERINGS: dict[type[PlatformError], Rendering] = {
     BodyTooLarge: Rendering(413),
     UnsupportedEncoding: Rendering(415),
     UnknownObject: Rendering(404),
-    StructureRefused: Rendering(400, param="response_format"),
+    StructureRefused: Rendering(400),
     # who you are
     KeyMissing: Rendering(401),
     accounts.InvalidKey: Rendering(401),

@@ -156,7 +156,7 @@ class Generation:
     def _accept(self, frame: TokenFrame) -> Piece | None:
         """Note what the frame tells and pass its tokens on. Raises GenerationFailed."""
         if frame.is_refused:
-            raise StructureRefused(str(frame.error))
+            raise StructureRefused(str(frame.error), param=self._order.form_param)
         self._stopwatch.note(frame)
         if frame.error is not None or frame.finish_reason in ("error", "abort"):
             log.error(

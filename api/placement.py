@@ -53,6 +53,12 @@ class Order:
     scoring: ScoringWish = NO_SCORING
     """What is to be told of the prompt."""
 
+    @property
+    def form_param(self) -> str:
+        """The field of the body that the form comes from."""
+        is_of_tools = self.structure is not None and self.structure.kind == "structural_tag"
+        return "tools" if is_of_tools or self.reading.is_forced else "response_format"
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:

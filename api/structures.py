@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from api.conversation import ToolUse
+from api.conversation import TOOLS_LENGTH_MAX, ToolUse
 from api.errors import InvalidRequest
 from api.schemas.base import RequestBody
 from engine.messages import Structure
@@ -135,7 +135,7 @@ def forced_calls(use: ToolUse) -> Structure:
         "$defs": definitions,
     }
     source = json.dumps(schema)
-    if len(source) > 2 * SOURCE_LENGTH_MAX:
+    if len(source) > TOOLS_LENGTH_MAX:
         raise InvalidRequest("The tools are too long to force a call of them.", param="tools")
     return Structure("json_schema", source)
 

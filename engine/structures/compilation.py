@@ -1,4 +1,4 @@
-"""From a structure to a grammar, by xgrammar; runs next door (`engine.structures.process`)."""
+"""From a structure to a grammar, by xgrammar: next door to try it, then in the worker."""
 
 import xgrammar
 

@@ -1,4 +1,4 @@
-"""Grammars by structure: asked of the process next door (`engine.structures.process`), and kept."""
+"""Grammars by structure: tried in the process next door (`engine.structures.process`), and kept."""
 
 import importlib
 import subprocess
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.messages import Structure
-from engine.structures.process import Compiled
+from engine.structures.process import Verdict
 
 if TYPE_CHECKING:  # imported when the first form is asked for: it takes a second
-    from engine.structures.grammar import Grammar, GrammarReader
+    from engine.structures.grammar import Grammar, GrammarMaker
 
 CACHE_BYTES_MAX = 256 * 1024**2
 CACHE_ENTRIES_MAX = 1_000
@@ -27,7 +27,7 @@ class GrammarCompiler:
     def __init__(self, directory: Path, *, timeout_s: float) -> None:
         self._directory = directory
         self._timeout_s = timeout_s
-        self._reader: GrammarReader | None = None
+        self._maker: GrammarMaker | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._cache: OrderedDict[Structure, Grammar] = OrderedDict()
         self._num_bytes = 0
@@ -70,11 +70,11 @@ class GrammarCompiler:
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(structure) + b"\n")
         process.stdin.flush()
-        if self._reader is None:  # while the process next door compiles
-            reading = importlib.import_module("engine.structures.grammar")
-            self._reader = reading.GrammarReader(self._directory)
-        answer = msgspec.json.decode(process.stdout.readline(), type=Compiled)
-        return self._reader.read(structure, answer)
+        if self._maker is None:  # while the process next door tries
+            making = importlib.import_module("engine.structures.grammar")
+            self._maker = making.GrammarMaker(self._directory)
+        verdict = msgspec.json.decode(process.stdout.readline(), type=Verdict)
+        return self._maker.make(structure, verdict)
 
     def _remember(self, grammar: "Grammar") -> None:
         self._cache[grammar.structure] = grammar

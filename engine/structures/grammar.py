@@ -8,8 +8,8 @@ import torch
 import xgrammar
 
 from engine.messages import Structure
-from engine.structures.compilation import tokenizer_info
-from engine.structures.process import Compiled
+from engine.structures.compilation import compile_structure, create_compiler
+from engine.structures.process import Verdict
 from engine.tokenization import Tokenizer
 
 SLOW_STEP_S = 0.02
@@ -34,21 +34,20 @@ class Grammar:
         return state
 
 
-class GrammarReader:
-    """Grammars from what the process next door has answered; loads the tokenizer for the first."""
+class GrammarMaker:
+    """Compiles what was tried without harm; loads the tokenizer for the first."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._info: xgrammar.TokenizerInfo | None = None
+        self._compiler: xgrammar.GrammarCompiler | None = None
 
-    def read(self, structure: Structure, answer: Compiled) -> Grammar:
+    def make(self, structure: Structure, verdict: Verdict) -> Grammar:
         """The grammar, or its refusal."""
-        if answer.grammar is None:
-            return Grammar(structure, None, answer.refused or "")
-        if self._info is None:
-            self._info = tokenizer_info(Tokenizer.load(self._directory))
-        compiled = xgrammar.CompiledGrammar.deserialize_json(answer.grammar, self._info)
-        return Grammar(structure, compiled)
+        if verdict.refused is not None:
+            return Grammar(structure, None, verdict.refused)
+        if self._compiler is None:
+            self._compiler = create_compiler(Tokenizer.load(self._directory))
+        return Grammar(structure, compile_structure(self._compiler, structure))
 
 
 class StructureState:

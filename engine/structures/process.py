@@ -1,20 +1,25 @@
-"""`python -m engine.structures.process DIRECTORY TIMEOUT_S`: compiles where nothing can be hurt.
+"""`python -m engine.structures.process DIRECTORY TIMEOUT_S`: tries where nothing can be hurt.
 
 A schema may keep the compiler busy for minutes, eat memory or overflow its stack. So each one is
-compiled in a fork of this process, which has the tokenizer ready: a fork costs milliseconds, and one
-that takes too long or too much is killed. The worker reads the result and never compiles itself.
+compiled first in a fork of this process, which has the tokenizer ready: a fork costs milliseconds, and
+one that takes too long or too much is killed. What is left of a trial is its outcome: the worker then
+compiles for itself what is known to be harmless. (To hand the grammar over took ten times as long as to
+compile it: xgrammar's serialized form grows with the square of the number of tools.)
 
-One JSON line in, one out: a `Structure`, then `{"grammar": …}` or `{"refused": …}`.
+One JSON line in, one out: a `Structure`, then `{}` or `{"refused": …}`.
 """
 
+import functools
 import importlib
 import os
 import resource
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -23,35 +28,36 @@ from engine.messages import Structure
 from engine.structures.lean_xgrammar import import_lean
 from engine.tokenization import Tokenizer
 
-MEMORY_BYTES_MAX = 2 * 1024**3
+MEMORY_BYTES_MAX = 512 * 1024**2
 """What one compilation may allocate beyond what is there already."""
+STACK_BYTES = 4 * 1024**2
+"""Of a trial: half of what the worker's threads have."""
 READ_BYTES = 1 << 20
 MESSAGE_LENGTH_MAX = 300
 NO_COMPILER = (
     "No form can be required of this model's answers: it has no tokenizer that one can be made for."
 )
 
-Compile = Callable[[Structure], str]
-"""The serialized grammar. Raises what the compiler raises."""
+Try = Callable[[Structure], object]
+"""Compiles a structure, and raises what the compiler raises."""
 
 
-class Compiled(msgspec.Struct, omit_defaults=True):
-    """The answer to one structure: a serialized grammar, or why there is none."""
+class Verdict(msgspec.Struct, omit_defaults=True):
+    """The answer to one structure: it can be compiled, or why it cannot."""
 
-    grammar: str | None = None
     refused: str | None = None
 
 
-def serve(compile_one: Compile, timeout_s: float) -> None:
+def serve(try_one: Try, timeout_s: float) -> None:
     """Answer line by line until the worker closes the pipe."""
     for line in sys.stdin.buffer:
-        _say(_compile_apart(compile_one, line, timeout_s))
+        _say(_try_apart(try_one, line, timeout_s))
 
 
 def refuse(reason: str) -> None:
     """Answer every line with the same refusal."""
     for _ in sys.stdin.buffer:
-        _say(msgspec.json.encode(Compiled(refused=reason)))
+        _say(msgspec.json.encode(Verdict(refused=reason)))
 
 
 def _say(answer: bytes) -> None:
@@ -59,12 +65,12 @@ def _say(answer: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _compile_apart(compile_one: Compile, line: bytes, timeout_s: float) -> bytes:
-    """Compile in a fork, and kill it when its time is over."""
+def _try_apart(try_one: Try, line: bytes, timeout_s: float) -> bytes:
+    """Try in a fork, and kill it when its time is over."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        _be_the_fork(compile_one, line, writer)
+        _be_the_fork(try_one, line, writer)
     os.close(writer)
     answer = _read_until(reader, time.monotonic() + timeout_s)
     os.close(reader)
@@ -74,29 +80,38 @@ def _compile_apart(compile_one: Compile, line: bytes, timeout_s: float) -> bytes
     if answer and status == 0:
         return answer
     reason = "too large or too deep" if answer is not None else "too complex to compile in time"
-    return msgspec.json.encode(Compiled(refused=f"The required form is {reason}."))
+    return msgspec.json.encode(Verdict(refused=f"The required form is {reason}."))
 
 
-def _be_the_fork(compile_one: Compile, line: bytes, writer: int) -> None:
+def _be_the_fork(try_one: Try, line: bytes, writer: int) -> None:
     """Never returns."""
     status = 1
     try:
         _bound_memory()
         with os.fdopen(writer, "wb") as pipe:
-            pipe.write(msgspec.json.encode(_answer(compile_one, line)))
+            pipe.write(msgspec.json.encode(_answer(try_one, line)))
         status = 0
     finally:
         os._exit(status)
 
 
-def _answer(compile_one: Compile, line: bytes) -> Compiled:
+def _answer(try_one: Try, line: bytes) -> Verdict:
     structure = msgspec.json.decode(line, type=Structure)
     try:
-        return Compiled(grammar=compile_one(structure))
+        _with_small_stack(try_one, structure)
+    except MemoryError:
+        return Verdict(refused="The required form is too large or too deep.")
     except (RuntimeError, ValueError, RecursionError) as error:
         # "[12:00:00] /project/cpp/file.cc:94: Regex parsing error …"
-        message = str(error).strip().split(": ", 1)[-1]
-        return Compiled(refused=f"The required form is not valid: {message[:MESSAGE_LENGTH_MAX]}")
+        message = str(error).strip().split(": ", 1)[-1] or "the compiler gives no reason"
+        return Verdict(refused=f"The required form is not valid: {message[:MESSAGE_LENGTH_MAX]}")
+    return Verdict()
+
+
+def _with_small_stack(try_one: Try, structure: Structure) -> None:
+    threading.stack_size(STACK_BYTES)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(try_one, structure).result()
 
 
 def _bound_memory() -> None:
@@ -127,24 +142,19 @@ def main() -> None:
     directory, timeout_s = Path(sys.argv[1]), float(sys.argv[2])
     import_lean()
     try:
-        compile_one = _compile_for(directory)
+        try_one = _try_for(directory)
     except Exception as fault:  # a foreign tokenizer may fail in any way
         sys.stderr.write(f"no grammars for its tokenizer: {fault}\n")
         refuse(NO_COMPILER)
     else:
-        serve(compile_one, timeout_s)
+        serve(try_one, timeout_s)
 
 
-def _compile_for(directory: Path) -> Compile:
+def _try_for(directory: Path) -> Try:
     # Imported here: before it, xgrammar must have been imported without torch.
     compilation = importlib.import_module("engine.structures.compilation")
     compiler = compilation.create_compiler(Tokenizer.load(directory))
-
-    def compile_one(structure: Structure) -> str:
-        serialized: str = compilation.compile_structure(compiler, structure).serialize_json()
-        return serialized
-
-    return compile_one
+    return functools.partial(compilation.compile_structure, compiler)
 
 
 if __name__ == "__main__":

@@ -198,3 +198,17 @@ async def test_the_arguments_of_a_strict_tool_are_bound_though_it_may_be_left_al
     tags = json.loads(structure.source)["format"]
     assert not tags["stop_after_first"]
     assert json.dumps(SCHEMA) in structure.source
+
+
+async def test_a_refusal_names_the_field_that_the_form_comes_from(platform: Platform) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": SCHEMA, "strict": True}}
+    for body, param in (
+        ({"tools": [tool]}, "tools"),
+        ({"tools": [tool], "tool_choice": "required"}, "tools"),
+        ({"response_format": strict(SCHEMA)}, "response_format"),
+        ({"response_format": strict(SCHEMA), "tools": [tool]}, "response_format"),
+    ):
+        platform.say("", refusal="The required form is too complex to compile in time.")
+        answer = await platform.chat(**body)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == param, body

@@ -144,3 +144,19 @@ def test_free_text_stays_free(compiler: GrammarCompiler, directory: Path) -> Non
     assert is_allowed(state, tokenizer, tokenizer.eos_token_ids[0])
     write(state, tokenizer, 'Any <text> {"a": 1} at all. Grüße, 你好 🎉!', 0)
     assert is_allowed(state, tokenizer, tokenizer.eos_token_ids[0])
+
+
+def test_forty_strict_tools_are_compiled_in_time(
+    directory: Path, compiler: GrammarCompiler
+) -> None:
+    tokenizer = Tokenizer.load(directory)
+    fields = {"city": {"type": "string"}, "days": {"type": "integer"}, "where": SCHEMA}
+    parameters = SCHEMA | {"properties": fields, "required": list(fields)}
+    tools = tuple(Tool(f"tool_{number}", "", parameters, True) for number in range(40))
+    conversation = Conversation([], ToolUse(tools))
+    reading = Reading(names=frozenset(tool.name for tool in tools), syntax=HERMES)
+    structure = conversation.structure_for(reading, tokenizer)
+    assert structure is not None
+    grammar = compiler.compile(structure)
+    assert grammar.compiled is not None, grammar.refusal
+    assert grammar.compiled.memory_size_bytes < 16 * 1024**2
