@@ -29,6 +29,8 @@ class EngineSettings(BaseSettings):
     """Compute threads on the CPU; 0 takes every core this process may use."""
     kernel_cache: Path = Path("var/kernels")
     """Where the compiled CPU kernels are kept; without a compiler plain torch computes."""
+    tuning_cache: Path = Path("var/tuning")
+    """Where `python -m kernels.benchmarks.tune` leaves the tiles that it measured on this GPU."""
     calibration_cache: Path = Path("var/calibration")
     """Where measured cost models are kept, by model, precision, device and library versions."""
 

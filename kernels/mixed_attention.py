@@ -13,11 +13,12 @@ from __future__ import annotations
 import torch
 
 from kernels.attention_metadata import AttentionMetadata
-from kernels.attention_tile import LOG2_E, NUM_STAGES, Pages, uses_boxes
+from kernels.attention_tile import LOG2_E, Pages, uses_boxes
 from kernels.kv_cache import PagedKVCache
 from kernels.paged_decode_attention import decode_splits, plan_decode
-from kernels.paged_prefill_attention import chosen_rows, prefill_tiles, tile_warps
+from kernels.paged_prefill_attention import chosen_tile, prefill_tiles
 from kernels.triton_support import jit, major_capability, num_processors, tl
+from kernels.tuning import Tile
 
 MAX_REGISTERS = 255  # left to itself, the assembler spills some to make room for a second program
 
@@ -99,8 +100,9 @@ def mixed_with_triton(
     window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    tile: Tile | None = None,
 ) -> torch.Tensor:
-    """Any step: q [T, num_heads, D] -> [T, num_heads, D_v]."""
+    """Any step: q [T, num_heads, D] -> [T, num_heads, D_v]. `tile`: what `chosen_tile` says."""
     num_tokens, num_heads, head_dim = q.shape
     assert q.stride(1) == head_dim
     out = torch.empty((num_tokens, num_heads, kv_cache.value_dim), dtype=q.dtype, device=q.device)
@@ -111,8 +113,8 @@ def mixed_with_triton(
     plan = plan_decode(q, kv_cache, metadata, num_processors(q.device))
     group = plan.constants["GROUP"]
     widest = max(head_dim, kv_cache.value_dim)
-    rows = chosen_rows(q.dtype, widest, group, metadata.max_query_len, capability)
-    num_tiles = num_tokens // (rows // group) + metadata.num_sequences
+    tile = tile or chosen_tile(q.dtype, widest, group, metadata.max_query_len, capability)
+    num_tiles = num_tokens // (tile.rows // group) + metadata.num_sequences
     has_boxes = uses_boxes(pages, capability)
     boxes = pages.boxes(plan.constants["TILE"]) if has_boxes else (pages.keys, pages.values)
     _mixed_kernel[(plan.num_programs + num_tiles * kv_cache.num_kv_heads,)](
@@ -137,14 +139,14 @@ def mixed_with_triton(
         window or 0,
         softcap or 0.0,
         **plan.constants,
-        ROWS=rows,
+        ROWS=tile.rows,
         HAS_WINDOW=window is not None,
         HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks is not None,
         FLOAT8=pages.float8,
         USES_BOXES=has_boxes,
-        num_warps=tile_warps(rows, widest, capability),
-        num_stages=NUM_STAGES,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         maxnreg=MAX_REGISTERS,
     )
     return out

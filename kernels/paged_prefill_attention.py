@@ -14,10 +14,11 @@ from __future__ import annotations
 import torch
 
 from kernels.attention_metadata import AttentionMetadata
-from kernels.attention_tile import MIN_DOT_ROWS, attend_range
+from kernels.attention_tile import MIN_DOT_ROWS, NUM_STAGES, attend_range
 from kernels.kv_cache import PagedKVCache
 from kernels.paged_decode_attention import attend_by_formula
 from kernels.triton_support import jit, next_power_of_2, tl
+from kernels.tuning import Tile, active, shape_of
 
 # The path by the formula holds fp32 scores of this many queries at a time.
 FORMULA_QUERY_ROWS = 256
@@ -175,6 +176,23 @@ def chosen_rows(
 def tile_warps(rows: int, head_dim: int, capability: int) -> int:
     """How many warps share a tile, so that its rows fit their registers."""
     return 8 if rows >= 32 or head_dim > 128 or capability < 9 else 4
+
+
+def rule_of_tile(
+    dtype: torch.dtype, head_dim: int, group: int, max_query_len: int, capability: int
+) -> Tile:
+    """The tile of a launch where no table knows a better one."""
+    rows = chosen_rows(dtype, head_dim, group, max_query_len, capability)
+    return Tile(rows, tile_warps(rows, head_dim, capability), NUM_STAGES)
+
+
+def chosen_tile(
+    dtype: torch.dtype, head_dim: int, group: int, max_query_len: int, capability: int
+) -> Tile:
+    """What the GPU's tuning table says, else the rule."""
+    table = active()
+    found = table and table.find(shape_of(dtype, head_dim, group, max_query_len))
+    return found or rule_of_tile(dtype, head_dim, group, max_query_len, capability)
 
 
 def prefill_with_torch(

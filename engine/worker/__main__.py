@@ -32,9 +32,10 @@ from engine.worker.hosted import Threads
 from engine.worker.hosting import FixedHostings, Hosting, HostingFile
 from engine.worker.io_thread import IoThread
 from engine.worker.keeper import Hostings, Keeper
-from engine.worker.machine import enable_kernels, with_dtype
+from engine.worker.machine import device_of, enable_kernels, with_dtype
 from engine.worker.mailbox import Bells
 from engine.worker.turnstile import Turnstile
+from kernels import tuning
 from kernels.cpu.memory import keep_freed_memory
 
 logger = structlog.get_logger(__name__)
@@ -69,6 +70,7 @@ def main() -> None:
     try:
         _enable_cpu_kernels(settings)
         settings = with_dtype(settings)
+        tuning.enable(settings.tuning_cache, device_of(settings))
     except ModelRefused as refusal:
         logger.error("worker refused", reason=refusal.message)
         sys.exit(EXIT_REFUSED)

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from kernels import paged_decode_attention, reference
 from kernels.kv_cache import FLOAT8
+from kernels.mixed_attention import mixed_with_triton
 from kernels.paged_attention import paged_attention
+from kernels.tuning import Tile
 from tests.kernels.batches import Step, assert_near, build_step
 
 DTYPES = [torch.float32, torch.float16]
@@ -148,6 +150,17 @@ def test_a_cache_of_8_bit_floats(capability: tuple[int, int], dtype: torch.dtype
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_tiles_come_by_pointers_and_by_boxes(capability: tuple[int, int]) -> None:
     check(build_step([80, 1], [210, 70], head_dim=32, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("rows", [16, 32, 128])
+def test_any_tile_of_a_tuning_table_is_right(rows: int) -> None:
+    step = build_step([20, 1, 5], [70, 90, 5])
+    arguments = (step.q, step.kv_cache, 0, step.metadata)
+    scale = step.q.shape[-1] ** -0.5
+    options = {"window": None, "softcap": None, "sinks": None}
+    tile = Tile(rows, num_warps=4, num_stages=3)
+    actual = mixed_with_triton(*arguments, scale=scale, tile=tile, **options)
+    assert_near(actual, reference.paged_attention(*arguments, scale=scale), step.q.dtype)
 
 
 def test_q_may_be_a_view_of_the_projection() -> None:
