@@ -1,6 +1,7 @@
 """Models and prices as every request needs them: read from the database at most once a second."""
 
 import asyncio
+import difflib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -81,9 +82,10 @@ class Catalogue:
         if name in self._unpriced:
             raise PriceNotFound(f"The model '{name}' has no price yet.", model=name)
         shown = name if len(name) <= SHOWN_NAME_LENGTH else name[:SHOWN_NAME_LENGTH] + "…"
-        raise ModelNotFound(
-            f"The model '{shown}' does not exist. GET /v1/models lists those that do.", model=shown
-        )
+        hint = "GET /v1/models lists those that do."
+        if close := difflib.get_close_matches(shown, self._listings, n=1):
+            hint = f"Did you mean '{close[0]}'?"
+        raise ModelNotFound(f"The model '{shown}' does not exist. {hint}", model=shown)
 
     def _is_stale(self) -> bool:
         return self._read_at is None or self._monotonic() - self._read_at >= self._ttl_s

@@ -138,7 +138,7 @@ FAILURES: Mapping[int, tuple[str, str, str | None, str | None]] = {
     ),
     401: ("This API key is not known.", "invalid_request_error", None, "invalid_api_key"),
     402: (
-        "There is not enough credit for this request.",
+        "There is not enough credit for this request. Add some on the billing page.",
         "insufficient_quota",
         None,
         "insufficient_credit",

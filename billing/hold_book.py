@@ -44,7 +44,7 @@ from billing.pricing import find_prices
 from common.clock import Clock, utc_now_us
 
 NOT_ENOUGH = {
-    InsufficientCredit: "There is not enough credit for this request.",
+    InsufficientCredit: "There is not enough credit for this request. Add some on the billing page.",
     BudgetExceeded: "The budget of this API key, or of its project, does not cover this request.",
 }
 MAX_TOKENS = 2**53

@@ -4,6 +4,7 @@ The supervisor (on a cluster: Kubernetes) watches `hosted_models` and runs a wor
 row; workers themselves have no SQL.
 """
 
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 from sqlalchemy import BigInteger, CheckConstraint, Index, String, select
@@ -15,6 +16,7 @@ from common.db import Base
 from common.errors import PlatformError
 from common.ids import new_id
 from engine.errors import ModelHasAdapters, ModelNotFound
+from engine.messages import Heartbeat
 from engine.pooling import ModelKind
 
 ModelState = Literal["live", "draining", "removed"]
@@ -105,6 +107,13 @@ async def add_model(
     model.state = "live"
     await session.flush()
     return model
+
+
+def precision_of(model: HostedModel, workers: Iterable[Heartbeat]) -> str:
+    """What a model is computed in: as its workers say, else as its checkpoint is stored."""
+    if model.kind != "generate":
+        return "fp32"  # whatever a worker's other models are computed in
+    return ", ".join(sorted({beat.dtype for beat in workers})) or model.dtype
 
 
 async def live_models(session: AsyncSession) -> list[HostedModel]:

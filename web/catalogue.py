@@ -36,6 +36,8 @@ class ListedModel:
 
     name: str
     description: str
+    base: str | None
+    """The model that this is an adapter of."""
     kind: ModelKind
     context_length: int
     precision: str
@@ -96,21 +98,16 @@ def _listed(
     return ListedModel(
         name=model.name,
         description=model.description,
+        base=model.base,
         kind=cast(ModelKind, model.kind),
         context_length=model.context_length,
-        precision=_precision(model, workers),
+        precision=catalog.precision_of(model, workers),
         architecture=model.architecture,
         revision=model.revision,
         price=None if price is None else _listed_price(price),
         state="hosted" if heartbeats is None else _state(workers),
         workers=workers,
     )
-
-
-def _precision(model: HostedModel, workers: Sequence[Heartbeat]) -> str:
-    if model.kind != "generate":
-        return "fp32"  # whatever a worker's other models are computed in
-    return ", ".join(sorted({beat.dtype for beat in workers})) or model.dtype
 
 
 def _listed_price(price: Price) -> ListedPrice:

@@ -6,10 +6,13 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from api.catalogue import Listing
-from api.dependencies import ServicesDependency
+from api.dependencies import Services, ServicesDependency
 from api.openapi import errors
 from api.schemas.base import ResponseBody
 from billing.money import DECIMAL_PLACES, TOKENS_PER_PRICE
+from engine.catalog import precision_of
+from engine.errors import ModelUnavailable
+from engine.messages import Heartbeat
 
 router = APIRouter(tags=["models"])
 
@@ -89,18 +92,28 @@ class ModelList(ResponseBody):
 async def list_models(services: ServicesDependency) -> ModelList:
     """All hosted models with prices; needs no key."""
     listings = await services.catalogue.listings()
-    return ModelList(data=[model_object(listings[name]) for name in sorted(listings)])
+    workers = await _workers(services)
+    return ModelList(data=[model_object(listings[name], workers) for name in sorted(listings)])
 
 
 @router.get("/v1/models/{model_id:path}", responses=errors(404), openapi_extra={"security": []})
 async def get_model(model_id: str, services: ServicesDependency) -> ModelObject:
     """One model; ids contain slashes. Needs no key."""
-    return model_object(await services.catalogue.find(model_id))
+    listing = await services.catalogue.find(model_id)
+    return model_object(listing, await _workers(services))
 
 
-def model_object(listing: Listing) -> ModelObject:
-    """A listing as clients read it."""
+async def _workers(services: Services) -> list[Heartbeat]:
+    try:
+        return await services.broker.heartbeats(None)
+    except ModelUnavailable:
+        return []  # the list of models does not depend on them
+
+
+def model_object(listing: Listing, workers: list[Heartbeat]) -> ModelObject:
+    """A listing as clients read it; `workers` of all models."""
     model, price = listing.model, listing.price
+    own_workers = [beat for beat in workers if beat.model == model.name]
     is_writing = model.kind == "generate"
     own = {} if is_writing else WITHOUT_OUTPUT | {"output_modalities": MODALITIES[model.kind]}
     return ModelObject(
@@ -121,7 +134,7 @@ def model_object(listing: Listing) -> ModelObject:
             completion=per_token(price.output_nano_usd_per_million),
             input_cache_read=per_token(price.cached_input_nano_usd_per_million),
         ),
-        quantization=model.dtype,
+        quantization=precision_of(model, own_workers),
         **own,
     )
 

@@ -338,7 +338,7 @@ class FakeWorker:
             state=self.state,
             sent_ms=time.time_ns() // 1_000_000,
             pid=os.getpid(),
-            dtype="float32",
+            dtype="bfloat16",
             context_length=8192,
             num_running=len(self._sequences),
             num_steps=step,

@@ -177,3 +177,16 @@ def _references(node: object) -> list[str]:
     if isinstance(node, list):
         return [found for value in node for found in _references(value)]
     return []
+
+
+async def test_a_model_is_listed_in_the_precision_that_it_is_computed_in(
+    platform: Platform,
+) -> None:
+    listed = (await platform.client.get("/v1/models")).json()["data"]
+    assert {model["id"]: model["quantization"] for model in listed} == {MODEL: "bfloat16"}
+
+
+async def test_a_name_that_is_nearly_right_is_offered(platform: Platform) -> None:
+    answer = await platform.chat(model=f"{MODEL}-instruct")
+    assert answer.status_code == 404
+    assert f"Did you mean '{MODEL}'?" in answer.json()["error"]["message"]

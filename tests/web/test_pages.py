@@ -304,3 +304,9 @@ async def test_a_model_that_pools_is_shown_with_its_own_request(site: Site, tab:
     home = (await tab.open("/")).text
     assert "/v1/chat/completions" in home
     assert MODEL in home.split("curl -N")[1], "not the first of the list"
+
+
+async def test_the_program_that_checks_a_bill_can_be_fetched(tab: Tab) -> None:
+    response = await tab.client.get("/docs/recompute_bill.py")
+    assert response.headers["content-type"].startswith("text/plain")
+    compile(response.text, "recompute_bill.py", "exec")

@@ -1,5 +1,7 @@
 """Documentation pages."""
 
+from pathlib import Path
+
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
@@ -11,6 +13,8 @@ from web.routes.examples import example_request
 from web.snippets import base_url
 
 router = APIRouter()
+
+BILL_SCRIPT = Path(__file__).parents[2] / "docs" / "recompute_bill.py"
 
 
 @router.api_route("/docs", methods=["GET", "HEAD"])
@@ -27,6 +31,12 @@ async def show_quickstart(
     async with read_only(services.sessions) as session:
         snippets = await example_request(request, services, session)
     return get_pages(request).render(request, "quickstart.html", visitor, snippets=snippets)
+
+
+@router.api_route("/docs/recompute_bill.py", methods=["GET", "HEAD"])
+async def show_bill_script() -> Response:
+    """The program with which a customer computes the bill again from an export."""
+    return Response(BILL_SCRIPT.read_text(encoding="utf-8"), media_type="text/plain")
 
 
 @router.api_route("/docs/api", methods=["GET", "HEAD"])
