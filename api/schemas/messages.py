@@ -72,7 +72,7 @@ BLOCK_KINDS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "t
 
 def _block_branch(block: Any) -> str:
     kind = block.get("type") if isinstance(block, dict) else None
-    return f"<{kind}>" if kind in BLOCK_KINDS else "<text>"
+    return f"<{kind}>" if isinstance(kind, str) and kind in BLOCK_KINDS else "<text>"
 
 
 Block = Annotated[

@@ -96,7 +96,7 @@ ITEM_KINDS = frozenset({"message", "function_call", "function_call_output", "rea
 
 def _item_branch(item: Any) -> str:
     kind = item.get("type", "message") if isinstance(item, dict) else "message"
-    return f"<{kind}>" if kind in ITEM_KINDS else "<message>"
+    return f"<{kind}>" if isinstance(kind, str) and kind in ITEM_KINDS else "<message>"
 
 
 Item = Annotated[

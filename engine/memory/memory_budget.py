@@ -13,6 +13,7 @@ import torch
 
 from engine.memory.footprint import Footprint
 from engine.settings import EngineSettings
+from kernels.cpu import library
 from kernels.cpu.memory import release_freed_memory
 
 MIB = 1024 * 1024
@@ -98,4 +99,6 @@ def give_memory_back(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    if (cpu := library.active()) is not None:
+        cpu.end_model()
     release_freed_memory()

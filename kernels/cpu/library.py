@@ -238,6 +238,10 @@ class CpuLibrary:
         """Members of a sum that share a scale; 0: all of them."""
         return int(self._library.ncompass_group_length(FORMS[quantization]))
 
+    def end_model(self) -> None:
+        """All weights of a model are packed: what comes next shares no memory with them."""
+        self._weights.close()
+
     def pack(self, weight: torch.Tensor, quantization: Quantization = "none") -> PackedWeight:
         """weight: [out_features, in_features] -> its packed form, quantised by output if asked."""
         out_features, in_features = weight.shape

@@ -52,6 +52,12 @@ class Arena:
             piece, self._rest = self._rest[:num_bytes], self._rest[size:]
         return piece
 
+    def close(self) -> None:
+        """The owner of what was taken has all it needs: the next one begins a mapping of its own,
+        so that either can leave by itself."""
+        with self._lock:
+            self._rest = lazy_zeros(0)
+
 
 def keep_freed_memory() -> None:
     """Have glibc keep what steps free, instead of giving it back and faulting it in again.

@@ -175,6 +175,19 @@ async def test_a_compressed_body_is_415(shared_platform: Platform) -> None:
     assert_envelope(response, 415)
 
 
+@pytest.mark.parametrize("kind", [[], {}, 1, None, True, "x" * 1_000])
+async def test_a_kind_that_is_no_word_is_400(shared_platform: Platform, kind: Any) -> None:
+    question = [{"role": "user", "content": [{"type": kind, "text": "x"}]}]
+    bodies = {
+        "/v1/messages": {"max_tokens": 5, "messages": question},
+        "/v1/chat/completions": {"messages": question, "response_format": {"type": kind}},
+        "/v1/responses": {"input": [{"type": kind, "content": "x"}], "text": {"format": kind}},
+    }
+    for path, body in bodies.items():
+        answer = await shared_platform.post(path, {"model": MODEL} | body)
+        assert answer.status_code == 400, (path, answer.text)
+
+
 async def test_after_all_that_the_next_request_is_served(shared_platform: Platform) -> None:
     shared_platform.say("still here")
     for body in (b"{", b"[" * 50_000, json.dumps(BASE | {"n": 10**30}).encode()):

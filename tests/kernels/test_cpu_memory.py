@@ -63,3 +63,10 @@ def test_a_chunk_is_given_back_with_its_last_piece() -> None:
     gc.collect()
     assert not facts_of_mapping(address)
     assert len(after) == Arena.CHUNK
+
+
+def test_what_is_taken_after_the_end_of_a_model_shares_no_chunk_with_it() -> None:
+    arena = Arena()
+    first = arena.take(10)
+    arena.close()
+    assert arena.take(10).untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
