@@ -25,7 +25,7 @@ class Completion:
     total_s: float
     num_tokens: int
     engine_s: float
-    """Of `ttft_s`, as the server tells: queued and in prefill."""
+    """Of `ttft_s`, as our server tells: queued and in prefill."""
 
     @property
     def tpot_s(self) -> float:
@@ -69,7 +69,8 @@ async def _read_events(reader: asyncio.StreamReader, started: float) -> Completi
             first_s = time.perf_counter() - started
         if event.get("usage"):
             num_tokens = event["usage"]["completion_tokens"]
-            engine_ms = event["timing"]["queued_ms"] + event["timing"]["prefill_ms"]
+            timing = event.get("timing", {})  # a peer's server tells none
+            engine_ms = timing.get("queued_ms", 0.0) + timing.get("prefill_ms", 0.0)
     assert num_tokens, "the stream ended without usage"
     total_s = time.perf_counter() - started
     return Completion(started, first_s or total_s, total_s, num_tokens, engine_ms / 1e3)
