@@ -32,6 +32,8 @@ from kernels.triton_support import (
 )
 
 MIN_DOT_ROWS = 16  # the smallest tile of a tensor-core product
+# Left to itself, the assembler spills some to make room for a second program.
+MAX_REGISTERS = 255
 NUM_STAGES = 2  # tiles in flight; Triton gains no buffer and spills registers with 3
 LOG2_E = 1.4426950408889634
 TMA_CAPABILITY = 9
@@ -203,7 +205,11 @@ def _box(pages: torch.Tensor, tile: int) -> Any:
 
 
 def uses_boxes(pages: Pages, capability: int) -> bool:
-    """Whether tiles come through the copy engine, which wants rows of a multiple of 16 bytes."""
+    """Whether tiles come through the copy engine, which wants rows of a multiple of 16 bytes.
+
+    fp32 has no tensor core to go to: tiles of it would take more registers than there are.
+    """
     widths = (pages.keys.shape[-1], pages.values.shape[-1])
     itemsize = pages.keys.element_size()
-    return capability >= TMA_CAPABILITY and all(width * itemsize % 16 == 0 for width in widths)
+    fits = itemsize <= 2 and all(width * itemsize % 16 == 0 for width in widths)
+    return fits and capability >= TMA_CAPABILITY

@@ -57,6 +57,7 @@ class Compiled:
 
     def problems(self, case: Case, capability: int, dtype: str) -> list[str]:
         """What is wrong with it; empty when it is as fast as its file says."""
+        # Triton 3.7 multiplies integers from registers on sm_100; its tile products know floats only.
         uses_tensor_cores = dtype != "fp32" or "DEPTH" in case.constants
         threads = 32 * case.num_warps
         found = {
@@ -74,6 +75,7 @@ class Compiled:
                 uses_tensor_cores
                 and capability >= 90
                 and case.rows >= 64
+                and not (capability >= 100 and case.constants.get("IS_INTEGER"))
                 and not self.group_products
             ),
             "no wide load": case.has_products and not self.wide_loads,

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from kernels.attention_tile import TMA_CAPABILITY
+from kernels.attention_tile import MAX_REGISTERS, TMA_CAPABILITY
 from kernels.gated_activation import _silu_and_mul_kernel
-from kernels.mixed_attention import MAX_REGISTERS, _mixed_kernel
+from kernels.mixed_attention import _mixed_kernel
 from kernels.paged_decode_attention import _decode_kernel, decode_constants, decode_warps
 from kernels.paged_prefill_attention import tile_rows, tile_warps
 from kernels.rms_norm import _rms_norm_kernel
@@ -162,19 +162,20 @@ def _attention(
     types |= {"table_stride": "i32", "num_kv_heads": "i32", "scale": "fp32", "window": "i32"}
     types |= {"softcap": "fp32", "keys_box": page, "values_box": page}
     constants = decode_constants(DTYPES[dtype], group, head_dim, value_dim, NUM_SEQUENCES)
-    has_boxes = capability >= 10 * TMA_CAPABILITY
+    has_boxes = capability >= 10 * TMA_CAPABILITY and dtype != "fp32"
     if has_boxes:
         tile = constants["TILE"]
         types["keys_box"] = f"tensordesc<{page[1:]}[{tile}, {constants['HEAD_BLOCK']}]>"
         types["values_box"] = f"tensordesc<{page[1:]}[{tile}, {constants['VALUE_BLOCK']}]>"
     name = _heads_name(heads, kv_dtype)
     widest = max(head_dim, value_dim)
-    largest = tile_rows(DTYPES[dtype], widest, capability // 10)
+    largest = tile_rows(DTYPES[dtype], widest, capability // 10, is_float8=bool(kv_dtype))
     for has_all in (False, True) if dtype == "bf16" and not kv_dtype else (False,):
         flags = dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), has_all)
         suffix = f"{name}{'_window_softcap_sinks' if has_all else ''}"
         fixed = constants | flags | {"FLOAT8": float8}
-        yield Case(f"decode_{suffix}", _decode_kernel, types, fixed, decode_warps(widest))
+        warps = decode_warps(widest)
+        yield Case(f"decode_{suffix}", _decode_kernel, types, fixed, warps, MAX_REGISTERS)
         for rows in (rows for rows in (16, 32, 64, 128) if rows <= largest):
             yield Case(
                 f"mixed_{rows}_{suffix}",

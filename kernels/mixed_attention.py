@@ -13,14 +13,12 @@ from __future__ import annotations
 import torch
 
 from kernels.attention_metadata import AttentionMetadata
-from kernels.attention_tile import LOG2_E, Pages, uses_boxes
+from kernels.attention_tile import LOG2_E, MAX_REGISTERS, Pages, uses_boxes
 from kernels.kv_cache import PagedKVCache
 from kernels.paged_decode_attention import decode_splits, plan_decode
 from kernels.paged_prefill_attention import chosen_tile, prefill_tiles
 from kernels.triton_support import jit, major_capability, num_processors, tl
 from kernels.tuning import Tile
-
-MAX_REGISTERS = 255  # left to itself, the assembler spills some to make room for a second program
 
 
 @jit
@@ -113,7 +111,10 @@ def mixed_with_triton(
     plan = plan_decode(q, kv_cache, metadata, num_processors(q.device))
     group = plan.constants["GROUP"]
     widest = max(head_dim, kv_cache.value_dim)
-    tile = tile or chosen_tile(q.dtype, widest, group, metadata.max_query_len, capability)
+    tile = tile or chosen_tile(
+        *(q.dtype, widest, group, metadata.max_query_len, capability),
+        is_float8=pages.float8 != "none",
+    )
     num_tiles = num_tokens // (tile.rows // group) + metadata.num_sequences
     has_boxes = uses_boxes(pages, capability)
     boxes = pages.boxes(plan.constants["TILE"]) if has_boxes else (pages.keys, pages.values)

@@ -22,6 +22,7 @@ import torch
 from kernels.attention_metadata import AttentionMetadata, DecodeBucket
 from kernels.attention_tile import (
     LOG2_E,
+    MAX_REGISTERS,
     MIN_DOT_ROWS,
     NUM_STAGES,
     Pages,
@@ -415,6 +416,7 @@ def decode_with_triton(
         HAS_SINKS=sinks is not None,
         FLOAT8=pages.float8,
         num_warps=decode_warps(max(kv_cache.head_dim, kv_cache.value_dim)),
+        maxnreg=MAX_REGISTERS,
         num_stages=NUM_STAGES,
     )
     return out

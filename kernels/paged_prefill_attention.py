@@ -151,25 +151,36 @@ def prefill_tiles(
         )
 
 
-def tile_rows(dtype: torch.dtype, head_dim: int, capability: int) -> int:
+def tile_rows(
+    dtype: torch.dtype, head_dim: int, capability: int, *, is_float8: bool = False
+) -> int:
     """The most rows (tokens times the query heads of one KV head) of one program without spills.
 
     `head_dim` is the larger of a key's and a value's, `capability` the GPU's major compute
-    capability. `kernels.check` compiles every answer. fp32 products have no tensor core to run on:
-    larger tiles would only take registers.
+    capability. Pages of 8-bit floats (`is_float8`) are widened in registers. fp32 products have no
+    tensor core to run on: larger tiles would only take registers. `kernels.check` compiles every
+    answer.
     """
     if dtype == torch.float32:
         return MIN_DOT_ROWS
     rows = 128 if capability >= 9 else 64
-    return rows // 2 if head_dim > 128 else rows
+    if head_dim > 128:
+        return rows // 4 if is_float8 and capability >= 9 else rows // 2
+    return rows
 
 
 def chosen_rows(
-    dtype: torch.dtype, head_dim: int, group: int, max_query_len: int, capability: int
+    dtype: torch.dtype,
+    head_dim: int,
+    group: int,
+    max_query_len: int,
+    capability: int,
+    *,
+    is_float8: bool = False,
 ) -> int:
     """The rows of a tile: fewer for short chunks, as idle rows cost as much as busy ones."""
     needed = max(MIN_DOT_ROWS, next_power_of_2(group * max_query_len))
-    rows = min(needed, tile_rows(dtype, head_dim, capability))
+    rows = min(needed, tile_rows(dtype, head_dim, capability, is_float8=is_float8))
     return max(rows, next_power_of_2(group))
 
 
@@ -179,20 +190,34 @@ def tile_warps(rows: int, head_dim: int, capability: int) -> int:
 
 
 def rule_of_tile(
-    dtype: torch.dtype, head_dim: int, group: int, max_query_len: int, capability: int
+    dtype: torch.dtype,
+    head_dim: int,
+    group: int,
+    max_query_len: int,
+    capability: int,
+    *,
+    is_float8: bool = False,
 ) -> Tile:
     """The tile of a launch where no table knows a better one."""
-    rows = chosen_rows(dtype, head_dim, group, max_query_len, capability)
+    rows = chosen_rows(dtype, head_dim, group, max_query_len, capability, is_float8=is_float8)
     return Tile(rows, tile_warps(rows, head_dim, capability), NUM_STAGES)
 
 
 def chosen_tile(
-    dtype: torch.dtype, head_dim: int, group: int, max_query_len: int, capability: int
+    dtype: torch.dtype,
+    head_dim: int,
+    group: int,
+    max_query_len: int,
+    capability: int,
+    *,
+    is_float8: bool = False,
 ) -> Tile:
-    """What the GPU's tuning table says, else the rule."""
-    table = active()
+    """What the GPU's tuning table says, else the rule. Tables know no pages of 8-bit floats."""
+    table = None if is_float8 else active()
     found = table and table.find(shape_of(dtype, head_dim, group, max_query_len))
-    return found or rule_of_tile(dtype, head_dim, group, max_query_len, capability)
+    return found or rule_of_tile(
+        dtype, head_dim, group, max_query_len, capability, is_float8=is_float8
+    )
 
 
 def prefill_with_torch(

@@ -17,12 +17,10 @@ MUTANTS = [
     *_tested_by(
         "attention",
         "decode_at_page_boundaries",
-        ("no mask beyond the context", TILE,
-         "is_key = is_key & (positions < length)[:, None]", "is_key = is_key"),
         ("values beyond the context are loaded", TILE,
          "is_value = is_value & (positions < length)[:, None]", "is_value = is_value"),
         ("off by one page", TILE, "tl.load(table_ptr + tile * TILE // PAGE)",
-         "tl.load(table_ptr + (tile * TILE + 1) // PAGE)"),
+         "tl.load(table_ptr + tile * TILE // PAGE + 1)"),
         ("a token sees the next one", TILE, "positions[None, :] <= own_positions[:, None]",
          "positions[None, :] <= own_positions[:, None] + 1"),
         ("a token does not see itself", TILE, "positions[None, :] <= own_positions[:, None]",
@@ -48,7 +46,7 @@ MUTANTS = [
         ("the last split is not merged", DECODE, "is_split = splits < num_splits",
          "is_split = splits < num_splits - 1"),
         ("the counter is not taken back", DECODE, "            tl.store(arrival_ptr, 0)\n", ""),
-        ("the first to arrive merges", DECODE, ' == num_splits - 1:\n', " == 0:\n"),
+        ("the last but one merges", DECODE, " == num_splits - 1:\n", " == num_splits - 2:\n"),
         ("splits are merged without weights", DECODE, "parts * shares[:, None]", "parts"),
         ("every split has the sink", DECODE, "is_first = index == before",
          "is_first = index >= before"),
@@ -142,7 +140,7 @@ MUTANTS = [
     ),
     *_tested_by(
         "sampling",
-        "it_draws_what_torch_draws",
+        "many_draws_from_one_row_equal_those_of_torch",
         ("top-k keeps one more", SAMPLING, "top_k.to(tl.float32), low", "top_k.to(tl.float32) + 1, low"),
     ),
     *_tested_by(

@@ -78,7 +78,9 @@ def test_splits_are_merged_by_whoever_comes_last(
     monkeypatch.setattr(paged_decode_attention, "num_processors", lambda device: num_programs)
     step = build_step([1, 1, 1], [1100, 7, 513], num_heads=2, num_kv_heads=1, head_dim=8)
     check(step, **options)
-    check(step, **options)  # with the counters as the first launch left them
+    # With the counters as the first launch left them, and partial sums that are not its own.
+    step.q.neg_()
+    check(step, **options)
 
 
 def test_a_context_longer_than_all_splits_has_longer_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,11 @@ def test_it_draws_what_torch_draws(
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"top_k": 40}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 90, "top_p": 0.7}]
+    "options",
+    [
+        *({}, {"top_k": 2}, {"top_k": 40}, {"top_p": 0.8}, {"min_p": 0.2}),
+        *({"top_k": 90, "top_p": 0.7}, {"top_k": 3, "top_p": 0.6}),
+    ],
 )
 def test_many_draws_from_one_row_equal_those_of_torch(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
