@@ -164,6 +164,7 @@ async def _translated(
     dialect = connection.dialect
     assert connection.sync_connection is not None
     raw = connection.sync_connection.connection
+    # Its annotations want SQLAlchemy's protocol of a driver, which psycopg's own errors do not declare.
     is_lost = dialect.is_disconnect(error, raw.dbapi_connection, None)  # type: ignore[arg-type]
     if is_lost:
         await connection.invalidate(error)
