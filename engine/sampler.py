@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from engine.batch import AdjustedRow, StepBatch
 from engine.messages import PromptLogprobs, TokenLogprob
 from engine.scheduling.slots import SlotTable, has_penalties
-from kernels.sampling import SamplingBatch, sample
+from kernels.sampling import log_probs, sample
+from kernels.sampling_batch import SamplingBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +171,13 @@ class LogprobColumns:
     def of(
         cls, logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, num_top: int
     ) -> "LogprobColumns":
-        """logits: [R, vocab], tokens: [R], rows: [n], whose columns they are."""
-        log_probs = logits.index_select(0, rows).float().log_softmax(dim=-1)
-        chosen = log_probs.gather(1, tokens.index_select(0, rows)[:, None].clamp(min=0))[:, 0]
-        top, top_ids = log_probs.topk(num_top, dim=-1)
-        return cls(chosen, top, top_ids)
+        """logits: [R, vocab], tokens: [R], rows: [n], whose columns they are.
+
+        Of a row that failed, and has a negative token, those of token 0: nobody is told of it.
+        """
+        token_ids = tokens.index_select(0, rows).clamp(min=0)
+        found = log_probs(logits.index_select(0, rows), token_ids, num_top)
+        return cls(found.token, found.top, found.top_token_ids)
 
     def tell(self, rows: list[int], wanted: NDArray[np.int32]) -> dict[int, TokenLogprob]:
         """By row, as many of the likeliest as each wants; the columns are on the host."""

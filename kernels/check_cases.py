@@ -36,8 +36,6 @@ NUM_SEQUENCES = 256
 # (query heads of a KV head, key channels, value channels): Llama 3 8B, SmolLM2, one KV head for
 # all, an odd one, and DeepSeek's.
 HEADS = ((4, 128, 128), (3, 64, 64), (8, 256, 256), (1, 80, 80), (1, 192, 128))
-NUM_HEADS_BEYOND_BF16 = 3
-"""fp16 and fp32 take the same tiles: the widths of the first three are all that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ def cases(dtype: str, capability: int) -> Iterator[Case]:
     yield Case("silu_and_mul", _silu_and_mul_kernel, gated, {"BLOCK": 1024})
     yield from _sampling(dtype)
     yield from _scaled(dtype, capability)
-    for heads in HEADS if dtype == "bf16" else HEADS[:NUM_HEADS_BEYOND_BF16]:
+    for heads in HEADS:
         for kv_dtype in ("", "fp8") if dtype != "fp32" else ("",):
             yield _rotary(heads, dtype, kv_dtype, capability)
             yield from _attention(heads, dtype, kv_dtype, capability)
@@ -170,7 +168,7 @@ def _attention(
     name = _heads_name(heads, kv_dtype)
     widest = max(head_dim, value_dim)
     largest = tile_rows(DTYPES[dtype], widest, capability // 10, is_float8=bool(kv_dtype))
-    for has_all in (False, True) if dtype == "bf16" and not kv_dtype else (False,):
+    for has_all in (False, True):
         flags = dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), has_all)
         suffix = f"{name}{'_window_softcap_sinks' if has_all else ''}"
         fixed = constants | flags | {"FLOAT8": float8}

@@ -14,8 +14,9 @@ import torch
 
 from kernels.attention_metadata import AttentionMetadata
 from kernels.attention_tile import LOG2_E, MAX_REGISTERS, Pages, uses_boxes
+from kernels.decode_splits import decode_splits
 from kernels.kv_cache import PagedKVCache
-from kernels.paged_decode_attention import decode_splits, plan_decode
+from kernels.paged_decode_attention import plan_decode
 from kernels.paged_prefill_attention import chosen_tile, prefill_tiles
 from kernels.triton_support import jit, major_capability, num_processors, tl
 from kernels.tuning import Tile

@@ -13,11 +13,12 @@ from __future__ import annotations
 import torch
 
 from kernels.attention_metadata import AttentionMetadata
+from kernels.attention_with_torch import attention_with_torch
+from kernels.cpu import attention as cpu_attention
 from kernels.cpu import library as cpu
 from kernels.kv_cache import PagedKVCache
 from kernels.mixed_attention import mixed_with_triton
-from kernels.paged_decode_attention import decode_with_triton, paged_decode_attention
-from kernels.paged_prefill_attention import paged_prefill_attention
+from kernels.paged_decode_attention import decode_with_triton
 from kernels.triton_support import runs_triton
 
 
@@ -41,26 +42,12 @@ def paged_attention(
     """
     library = cpu.active()
     if sinks is None and library is not None and kv_cache.is_packed and library.supports(q):
-        return library.paged_attention(
-            q, kv_cache, layer, metadata, scale=scale, window=window, softcap=softcap
+        return cpu_attention.paged_attention(
+            library, q, kv_cache, layer, metadata, scale=scale, window=window, softcap=softcap
         )
+    attend = attention_with_torch
     if runs_triton(q):
         attend = decode_with_triton if metadata.max_query_len == 1 else mixed_with_triton
-        return attend(
-            q, kv_cache, layer, metadata, scale=scale, window=window, softcap=softcap, sinks=sinks
-        )
-    shape = (*q.shape[:2], kv_cache.value_dim)
-    out = torch.empty(shape, dtype=q.dtype, device=q.device)
-    for attend_some in (paged_decode_attention, paged_prefill_attention):
-        attend_some(
-            q,
-            kv_cache,
-            layer,
-            metadata,
-            out,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
-        )
-    return out
+    return attend(
+        q, kv_cache, layer, metadata, scale=scale, window=window, softcap=softcap, sinks=sinks
+    )

@@ -20,6 +20,7 @@ import torch
 
 from kernels.attention_metadata import AttentionMetadata
 from kernels.attention_tile import Pages
+from kernels.cpu import attention as cpu_attention
 from kernels.cpu import library as cpu
 from kernels.float8 import to_e4m3
 from kernels.kv_cache import BLOCK_SIZE, PagedKVCache
@@ -354,7 +355,9 @@ def rotary_and_write_kv(
         k = rms_norm(k, norms.key, norms.eps)
     library = cpu.active()
     if library is not None and kv_cache.is_packed and library.supports(q, k, v):
-        return library.rotary_and_write_kv(q, k, v, cos_sin, kv_cache, layer, metadata)
+        return cpu_attention.rotary_and_write_kv(
+            library, q, k, v, cos_sin, kv_cache, layer, metadata
+        )
     rows = cos_sin[metadata.positions]
     q.copy_(rotate(q, rows))
     rotated = rotate(k, rows)

@@ -20,12 +20,13 @@ OOPSLA 2014) for the hash.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from kernels.cpu import library as cpu
+from kernels.cpu import sampling as cpu_sampling
+from kernels.sampling_batch import SamplingBatch, signed64
 from kernels.sampling_kernel import log_probs_with_triton, sample_with_triton
 from kernels.triton_support import runs_triton
 
@@ -37,58 +38,6 @@ ROWS_AT_ONCE = 8
 NO_TOKEN = -1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SamplingBatch:
-    """How each of B rows is sampled. All tensors are [B] on the logits' device.
-
-    temperature: fp32, 0 = greedy. top_p: fp32 in (0, 1], 1 = off. top_k: int64, 0 = off.
-    min_p: fp32 in [0, 1), 0 = off. seeds: int64. positions: int64, the index of the token drawn.
-    is_all_greedy: a promise of the caller that saves the rest of the work.
-    """
-
-    temperature: torch.Tensor
-    top_p: torch.Tensor
-    top_k: torch.Tensor
-    min_p: torch.Tensor
-    seeds: torch.Tensor
-    positions: torch.Tensor
-    is_all_greedy: bool = False
-
-    @classmethod
-    def build(
-        cls,
-        *,
-        temperature: Sequence[float],
-        top_p: Sequence[float],
-        top_k: Sequence[int],
-        min_p: Sequence[float],
-        seeds: Sequence[int],
-        positions: Sequence[int],
-        device: torch.device | str = "cpu",
-    ) -> SamplingBatch:
-        """A batch from lists; seeds of any size are reduced to 64 bits."""
-        return cls(
-            temperature=torch.tensor(temperature, dtype=torch.float32, device=device),
-            top_p=torch.tensor(top_p, dtype=torch.float32, device=device),
-            top_k=torch.tensor(top_k, dtype=torch.int64, device=device),
-            min_p=torch.tensor(min_p, dtype=torch.float32, device=device),
-            seeds=torch.tensor([_signed64(s) for s in seeds], dtype=torch.int64, device=device),
-            positions=torch.tensor(positions, dtype=torch.int64, device=device),
-            is_all_greedy=all(t == 0 for t in temperature),
-        )
-
-    def rows(self, index: torch.Tensor) -> SamplingBatch:
-        """The batch of these rows alone."""
-        return SamplingBatch(
-            temperature=self.temperature[index],
-            top_p=self.top_p[index],
-            top_k=self.top_k[index],
-            min_p=self.min_p[index],
-            seeds=self.seeds[index],
-            positions=self.positions[index],
-        )
-
-
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """Draw one token per row: logits [B, V] in any float dtype -> token ids [B] int64.
 
@@ -97,7 +46,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """
     library = cpu.active()
     if library is not None and library.supports(logits):
-        return library.sample(logits, batch)
+        return cpu_sampling.sample(library, logits, batch)
     if runs_triton(logits):
         return sample_with_triton(logits, batch)
     largest, tokens = logits.max(dim=-1)
@@ -234,15 +183,10 @@ def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _signed64(value: int) -> int:
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
 _BITS_OF_ONE = 0x3F800000  # 1.0 as fp32
-_GOLDEN = _signed64(0x9E3779B97F4A7C15)
-_MULTIPLIER_1 = _signed64(0xBF58476D1CE4E5B9)
-_MULTIPLIER_2 = _signed64(0x94D049BB133111EB)
+_GOLDEN = signed64(0x9E3779B97F4A7C15)
+_MULTIPLIER_1 = signed64(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2 = signed64(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -263,8 +207,6 @@ def log_probs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Lo
     num_top = min(num_top, logits.shape[1])
     if runs_triton(logits):
         return LogProbs(*log_probs_with_triton(logits, token_ids, num_top))
-    logits = logits.float()
-    normaliser = torch.logsumexp(logits, dim=-1)
-    token = logits.gather(1, token_ids[:, None]).squeeze(1) - normaliser
-    top, top_token_ids = logits.topk(num_top, dim=-1)
-    return LogProbs(token, top_token_ids, top - normaliser[:, None])
+    every = logits.float().log_softmax(dim=-1)
+    top, top_token_ids = every.topk(num_top, dim=-1)
+    return LogProbs(every.gather(1, token_ids[:, None]).squeeze(1), top_token_ids, top)

@@ -11,14 +11,10 @@ Sources: Qrita, arXiv 2602.01518; FlashInfer's dual-pivot rejection sampling, ar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from kernels.sampling_batch import SamplingBatch
 from kernels.triton_support import jit, next_power_of_2, tl
-
-if TYPE_CHECKING:
-    from kernels.sampling import SamplingBatch
 
 MAX_BLOCK = 4096  # logits at once; 8192 spill registers
 NUM_WARPS = 16

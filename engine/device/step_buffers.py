@@ -16,7 +16,7 @@ from engine.device.device import Device
 from engine.scheduling.slots import SlotTable
 from kernels.attention_metadata import AttentionMetadata
 from kernels.kv_cache import BLOCK_SIZE
-from kernels.sampling import SamplingBatch
+from kernels.sampling_batch import SamplingBatch
 
 NUM_SIDES = 2
 """As many steps as may be on their way at once."""

@@ -10,7 +10,8 @@ import torch
 from kernels.benchmarks.launches import SamplingLaunch
 from kernels.benchmarks.limits import Setting, open_setting
 from kernels.benchmarks.product_shapes import LLAMA_8B
-from kernels.sampling import SamplingBatch, sample
+from kernels.sampling import sample
+from kernels.sampling_batch import SamplingBatch
 
 VOCABULARY = 49152
 BATCHES = (1, 64)

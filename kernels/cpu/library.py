@@ -14,17 +14,12 @@ import ctypes
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import Literal
 
 import torch
 
 from kernels.cpu.build import BuildResult, build
 from kernels.cpu.memory import Arena
-
-if TYPE_CHECKING:
-    from kernels.attention_metadata import AttentionMetadata
-    from kernels.kv_cache import PagedKVCache
-    from kernels.sampling import SamplingBatch
 
 __all__ = ["BuildResult", "CpuLibrary", "PackedWeight", "active", "build", "disable", "enable"]
 
@@ -73,16 +68,7 @@ class CpuLibrary:
         """The shared object; its name says which sources and machine it was built for."""
         self._weights = Arena()
         self._library = ctypes.CDLL(str(path))
-        self._rms_norm = self._bind("rms_norm")
-        self._silu_and_mul = self._bind("silu_and_mul")
-        self._pack = self._bind("pack")
-        self._quantise = self._bind("quantise")
-        self._linear = self._bind("linear")
-        self._gated_linear = self._bind("gated_linear")
-        self._decode = self._bind("decode")
-        self._rotary_and_write_kv = self._bind("rotary_and_write_kv")
-        self._paged_attention = self._bind("paged_attention")
-        self._sample = self._bind("sample")
+        self._functions = {name: self._bind(name) for name in _SIGNATURES}
         self._library.ncompass_packed_bytes.restype = c_int64
         self._library.ncompass_packed_bytes.argtypes = [c_void_p, c_int64, c_int64, c_int32]
         self._library.ncompass_group_length.restype = c_int64
@@ -114,6 +100,15 @@ class CpuLibrary:
             raise RuntimeError("the CPU kernels could not start their threads")
         return context
 
+    def call(self, name: str, *arguments: object) -> None:
+        """One of its functions, over plain pointers.
+
+        Raises ValueError where the arguments would have led outside an array.
+        """
+        reason = self._functions[name](self._context, *arguments)
+        if reason is not None:
+            raise ValueError(reason.decode())
+
     def close(self) -> None:
         """End the threads. The library may not be used any more."""
         self._library.ncompass_destroy(self._context)
@@ -138,8 +133,8 @@ class CpuLibrary:
 
     def _measure(self, name: str, *arguments: object) -> float:
         rate = c_double()
-        reason = self._bind(name)(self._context, *arguments, ctypes.byref(rate))
-        return rate.value if reason is None else _refuse(reason)
+        self.call(name, *arguments, ctypes.byref(rate))
+        return rate.value
 
     def _is_native_dot_faster(self) -> bool:
         """Best of many short runs each, alternating: the two rates differ by a factor of two.
@@ -187,13 +182,14 @@ class CpuLibrary:
         num_rows, hidden = rows.shape
         dtype = weight.dtype
         out = torch.empty(x.shape, dtype=dtype)
-        reason = self._rms_norm(
-            *(self._context, num_rows, hidden),
+        self.call(
+            "rms_norm",
+            *(num_rows, hidden),
             *(rows.data_ptr(), rows.stride(0), DTYPES[x.dtype]),
             *(None, 0, 0, None),
             *(weight.data_ptr(), DTYPES[dtype], eps, out.data_ptr()),
         )
-        return out if reason is None else _refuse(reason)
+        return out
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
@@ -204,35 +200,38 @@ class CpuLibrary:
         num_rows, hidden = rows.shape
         total = torch.empty(residual.shape, dtype=residual.dtype)
         out = torch.empty(x.shape, dtype=weight.dtype)
-        reason = self._rms_norm(
-            *(self._context, num_rows, hidden),
+        self.call(
+            "rms_norm",
+            *(num_rows, hidden),
             *(rows.data_ptr(), rows.stride(0), DTYPES[rows.dtype]),
             *(addend.data_ptr(), addend.stride(0), DTYPES[addend.dtype], total.data_ptr()),
             *(weight.data_ptr(), DTYPES[weight.dtype], eps, out.data_ptr()),
         )
-        return (out, total) if reason is None else _refuse(reason)
+        return out, total
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up: [T, 2 * intermediate] -> [T, intermediate]."""
         num_rows, width = gate_up.shape
         dtype = gate_up.dtype
         out = torch.empty((num_rows, width // 2), dtype=dtype)
-        reason = self._silu_and_mul(
-            *(self._context, num_rows, width // 2),
+        self.call(
+            "silu_and_mul",
+            *(num_rows, width // 2),
             *(gate_up.data_ptr(), gate_up.stride(0), DTYPES[dtype], out.data_ptr()),
         )
-        return out if reason is None else _refuse(reason)
+        return out
 
     def quantise(self, x: torch.Tensor, group_length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """x: [T, length] -> int8 of the same shape, fp32 scales [T, groups of group_length]."""
         num_rows, length = x.shape
         out = torch.empty((num_rows, length), dtype=torch.int8)
         scales = torch.empty((num_rows, -(-length // group_length)))
-        reason = self._quantise(
-            *(self._context, num_rows, length, group_length),
+        self.call(
+            "quantise",
+            *(num_rows, length, group_length),
             *(x.data_ptr(), x.stride(0), DTYPES[x.dtype], out.data_ptr(), scales.data_ptr()),
         )
-        return (out, scales) if reason is None else _refuse(reason)
+        return out, scales
 
     def group_length(self, quantization: Quantization) -> int:
         """Members of a sum that share a scale; 0: all of them."""
@@ -256,11 +255,12 @@ class CpuLibrary:
         packed = PackedWeight(
             out_features, in_features, weight.dtype, form, self._weights.take(num_bytes)
         )
-        reason = self._pack(
-            *(self._context, out_features, in_features, source.data_ptr(), source.stride(0)),
+        self.call(
+            "pack",
+            *(out_features, in_features, source.data_ptr(), source.stride(0)),
             *(None if scales is None else scales.data_ptr(), form, packed.pointer),
         )
-        return packed if reason is None else _refuse(reason)
+        return packed
 
     def linear(
         self,
@@ -280,14 +280,15 @@ class CpuLibrary:
         shape = (num_rows, weight.out_features)
         out = torch.empty(shape, dtype=dtype)
         assert residual is None or residual.shape == shape, (residual.shape, shape)
-        reason = self._linear(
-            *(self._context, num_rows, weight.out_features, in_features),
+        self.call(
+            "linear",
+            *(num_rows, weight.out_features, in_features),
             *(x.data_ptr(), x.stride(0), DTYPES[x.dtype], weight.pointer, weight.form),
             None if bias is None else bias.data_ptr(),
             *(None, 0) if residual is None else (residual.data_ptr(), residual.stride(0)),
             *(out.data_ptr(), DTYPES[dtype]),
         )
-        return out if reason is None else _refuse(reason)
+        return out
 
     def gated_linear(
         self,
@@ -304,97 +305,19 @@ class CpuLibrary:
         assert gate.form == up.form
         assert gate.out_features == up.out_features
         out = torch.empty((num_rows, gate.out_features), dtype=dtype or gate.dtype)
-        reason = self._gated_linear(
-            *(self._context, num_rows, gate.out_features, in_features),
+        self.call(
+            "gated_linear",
+            *(num_rows, gate.out_features, in_features),
             *(x.data_ptr(), x.stride(0), DTYPES[x.dtype]),
             *(gate.pointer, None if gate_bias is None else gate_bias.data_ptr()),
             *(up.pointer, None if up_bias is None else up_bias.data_ptr()),
             *(gate.form, out.data_ptr(), DTYPES[out.dtype]),
         )
-        return out if reason is None else _refuse(reason)
+        return out
 
     def decode(self, model: object, step: object) -> None:
         """Run one step of a whole model; see `kernels.cpu.decoder`, which makes both structures."""
-        reason = self._decode(self._context, model, step)
-        if reason is not None:
-            _refuse(reason)
-
-    def rotary_and_write_kv(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cos_sin: torch.Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: AttentionMetadata,
-    ) -> None:
-        """Rotate q in place, write rotated k and v to the pages. `supports_heads(q, k, v)` holds."""
-        num_tokens, num_heads, head_dim = q.shape
-        num_kv_heads = kv_cache.num_kv_heads
-        positions, slots = metadata.positions, metadata.slot_mapping
-        assert head_dim == kv_cache.head_dim
-        assert k.shape == v.shape == (num_tokens, num_kv_heads, head_dim), (k.shape, v.shape)
-        assert positions.numel() == slots.numel() == num_tokens
-        max_positions, _, half = cos_sin.shape
-        reason = self._rotary_and_write_kv(
-            *(self._context, kv_cache.keys[layer].data_ptr(), kv_cache.values[layer].data_ptr()),
-            *(kv_cache.num_blocks, num_kv_heads, head_dim, DTYPES[kv_cache.dtype]),
-            *(num_tokens, num_heads, q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0)),
-            *(v.data_ptr(), v.stride(0), DTYPES[q.dtype]),
-            *(cos_sin.data_ptr(), max_positions, 2 * half),
-            *(positions.data_ptr(), slots.data_ptr()),
-        )
-        if reason is not None:
-            _refuse(reason)
-
-    def paged_attention(
-        self,
-        q: torch.Tensor,
-        kv_cache: PagedKVCache,
-        layer: int,
-        metadata: AttentionMetadata,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        """Attend from q [T, num_heads, head_dim] to the pages. `supports_heads(q)` holds."""
-        num_tokens, num_heads, head_dim = q.shape
-        assert head_dim == kv_cache.head_dim
-        dtype, context_lens, tables = q.dtype, metadata.context_lens, metadata.block_tables
-        num_sequences, max_blocks = tables.shape
-        assert context_lens.numel() == num_sequences
-        assert metadata.query_start.numel() == num_sequences + 1
-        assert tables.is_contiguous()
-        out = torch.empty((num_tokens, num_heads, head_dim), dtype=dtype)
-        reason = self._paged_attention(
-            *(self._context, kv_cache.keys[layer].data_ptr(), kv_cache.values[layer].data_ptr()),
-            *(kv_cache.num_blocks, kv_cache.num_kv_heads, head_dim, DTYPES[kv_cache.dtype]),
-            *(num_tokens, num_heads, q.data_ptr(), q.stride(0), DTYPES[dtype], out.data_ptr()),
-            *(num_sequences, metadata.query_start.data_ptr(), context_lens.data_ptr()),
-            *(tables.data_ptr(), max_blocks, scale, window or 0, softcap or 0.0),
-        )
-        return out if reason is None else _refuse(reason)
-
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-        """One token per row of logits [B, V]; see `kernels.sampling`."""
-        num_rows, vocabulary = logits.shape
-        tokens = torch.empty(num_rows, dtype=torch.int64)
-        options: tuple[torch.Tensor | None, ...] = (
-            *(batch.temperature, batch.top_k, batch.top_p, batch.min_p),
-            *(batch.seeds, batch.positions),
-        )
-        assert all(x is not None and x.is_contiguous() and len(x) == num_rows for x in options)
-        if batch.is_all_greedy:
-            options = (None,) * len(options)
-        reason = self._sample(
-            *(self._context, num_rows, vocabulary),
-            *(logits.data_ptr(), logits.stride(0), DTYPES[logits.dtype]),
-            *(None if x is None else x.data_ptr() for x in options),
-            tokens.data_ptr(),
-        )
-        return tokens if reason is None else _refuse(reason)
+        self.call("decode", model, step)
 
 
 class PackedWeight:
@@ -443,8 +366,3 @@ def disable() -> None:
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """x as [rows, hidden], without a copy where its strides allow."""
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-
-
-def _refuse(reason: bytes) -> NoReturn:
-    """The arguments would have led outside an array."""
-    raise ValueError(reason.decode())

@@ -9,7 +9,8 @@ from kernels.kv_cache import PLAIN, PagedKVCache
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary import build_cos_sin, rotary_and_write_kv
-from kernels.sampling import SamplingBatch, sample
+from kernels.sampling import sample
+from kernels.sampling_batch import SamplingBatch
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from kernels.attention_metadata import AttentionMetadata
+from kernels.cpu import attention as cpu_attention
 from kernels.cpu.build import AVX2, NATIVE, build
 from kernels.cpu.library import CpuLibrary
 from kernels.cpu.page_layout import PANELS
@@ -68,8 +69,8 @@ def attend(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """Attention of layer 0 at the usual scale."""
-    return library.paged_attention(
-        q, cache, 0, metadata, scale=q.shape[-1] ** -0.5, window=window, softcap=softcap
+    return cpu_attention.paged_attention(
+        library, q, cache, 0, metadata, scale=q.shape[-1] ** -0.5, window=window, softcap=softcap
     )
 
 

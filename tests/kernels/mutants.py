@@ -2,7 +2,7 @@
 
 from tests.mutation import Mutant
 
-TILE, DECODE = "kernels/attention_tile.py", "kernels/paged_decode_attention.py"
+TILE, DECODE = "kernels/attention_tile.py", "kernels/decode_splits.py"
 PREFILL, MIXED = "kernels/paged_prefill_attention.py", "kernels/mixed_attention.py"
 SAMPLING, ROTARY = "kernels/sampling_kernel.py", "kernels/rotary.py"
 GEMM, FLOAT8 = "kernels/scaled_gemm.py", "kernels/float8.py"

@@ -5,6 +5,7 @@ import torch
 
 from kernels import reference
 from kernels.attention_metadata import AttentionMetadata
+from kernels.cpu import attention as cpu_attention
 from kernels.cpu.library import CpuLibrary
 from kernels.cpu.page_layout import PANELS
 from kernels.kv_cache import PagedKVCache
@@ -85,7 +86,7 @@ def test_rotary_writes_rotated_keys_and_plain_values(
     before = projection.clone()
     cache = PagedKVCache(2, 4, 2, head_dim, cache_dtype, "cpu", layout=PANELS)
     table = build_cos_sin(200, rotary_dim, 1e4)
-    cpu_library.rotary_and_write_kv(q, k, v, table, cache, 1, metadata)
+    cpu_attention.rotary_and_write_kv(cpu_library, q, k, v, table, cache, 1, metadata)
 
     positions = metadata.positions.tolist()
     rotated_q = reference.rotate(before[:, :4], positions, 1e4, rotary_dim)
@@ -114,5 +115,7 @@ def test_a_place_outside_the_arrays_is_refused(
     q, k = torch.randn(10, 4, 16), torch.randn(10, 2, 16)
     cache = PagedKVCache(1, 4, 2, 16, torch.float32, "cpu", layout=PANELS)
     with pytest.raises(ValueError, match="rotary:"):
-        cpu_library.rotary_and_write_kv(q, k, k, build_cos_sin(200, 16, 1e4), cache, 0, metadata)
+        cpu_attention.rotary_and_write_kv(
+            cpu_library, q, k, k, build_cos_sin(200, 16, 1e4), cache, 0, metadata
+        )
     assert not cache.keys[0].any()

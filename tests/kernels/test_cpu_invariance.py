@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.attention_metadata import AttentionMetadata
+from kernels.cpu import attention as cpu_attention
 from kernels.cpu.library import CpuLibrary
 from kernels.cpu.page_layout import PANELS
 from kernels.kv_cache import PagedKVCache
@@ -37,7 +38,7 @@ def run(
     projection = torch.cat([s.projection[first:last] for s, first, last, _ in parts])
     q, k, v = projection.split([9, 3, 3], dim=1)
     table = build_cos_sin(LENGTH, 32, 1e4)
-    library.rotary_and_write_kv(q, k, v, table, cache, 0, metadata)
+    cpu_attention.rotary_and_write_kv(library, q, k, v, table, cache, 0, metadata)
     out = attend(library, q, cache, metadata, window=window)
     return list(out.split([last - first for _, first, last, _ in parts]))
 

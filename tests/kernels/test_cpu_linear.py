@@ -74,8 +74,9 @@ def test_neighbours_of_the_output_are_left_alone(
     weight = cpu_library.pack(torch.randn(50, 34).to(dtype))
     guarded = torch.full((7, 50), 7.0).to(dtype)
     expected = cpu_library.linear(x, weight)
-    cpu_library._linear(
-        *(cpu_library._context, 5, 50, 34, x.data_ptr(), 34, DTYPES.index(dtype)),
+    cpu_library.call(
+        "linear",
+        *(5, 50, 34, x.data_ptr(), 34, DTYPES.index(dtype)),
         *(weight.pointer, weight.form, None, None, 0, guarded[1].data_ptr(), DTYPES.index(dtype)),
     )
     assert torch.equal(guarded[1:6], expected)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.cpu import library as cpu
+from kernels.cpu import sampling as cpu_sampling
 from kernels.cpu.library import CpuLibrary
 from kernels.sampling import sample
 from tests.kernels.test_sampling import (  # noqa: F401 - collected here, with the library enabled
@@ -53,11 +54,11 @@ def test_greedy_reads_nothing_but_the_logits(cpu_library: CpuLibrary) -> None:
     logits = torch.randn(70, 49152)
     batch = batch_of([{"temperature": 0.0}] * 70)
     assert batch.is_all_greedy
-    assert torch.equal(cpu_library.sample(logits, batch), logits.argmax(-1))
+    assert torch.equal(cpu_sampling.sample(cpu_library, logits, batch), logits.argmax(-1))
 
 
 def test_rows_may_have_a_stride(cpu_library: CpuLibrary) -> None:
     wide = torch.randn(9, 400)
     batch = batch_of([{"positions": i} for i in range(9)])
-    expected = cpu_library.sample(wide[:, 100:350].contiguous(), batch)
-    assert torch.equal(cpu_library.sample(wide[:, 100:350], batch), expected)
+    expected = cpu_sampling.sample(cpu_library, wide[:, 100:350].contiguous(), batch)
+    assert torch.equal(cpu_sampling.sample(cpu_library, wide[:, 100:350], batch), expected)

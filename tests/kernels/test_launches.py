@@ -23,7 +23,8 @@ from kernels.benchmarks.product_shapes import LLAMA_8B
 from kernels.kv_cache import PLAIN, PagedKVCache
 from kernels.rms_norm import add_rms_norm
 from kernels.rotary import build_cos_sin
-from kernels.sampling import SamplingBatch, sample
+from kernels.sampling import sample
+from kernels.sampling_batch import SamplingBatch
 
 BF16 = torch.bfloat16
 

@@ -11,11 +11,11 @@ from kernels import reference
 from kernels.sampling import (
     NO_TOKEN,
     NUM_CANDIDATES,
-    SamplingBatch,
     log_probs,
     sample,
     uniform_from_seed,
 )
+from kernels.sampling_batch import SamplingBatch
 
 
 def batch_of(rows: list[dict[str, Any]]) -> SamplingBatch:

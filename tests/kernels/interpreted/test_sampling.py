@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kernels import sampling, sampling_kernel
 from kernels.sampling import log_probs, sample
+from kernels.sampling_batch import SamplingBatch
 from kernels.sampling_kernel import sample_with_triton
 from tests.kernels.test_sampling import (  # noqa: F401 - collected here, where the kernel runs
     ROWS,
@@ -21,7 +22,7 @@ from tests.kernels.test_sampling import (  # noqa: F401 - collected here, where 
 )
 
 
-def with_torch(logits: torch.Tensor, batch: sampling.SamplingBatch) -> torch.Tensor:
+def with_torch(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "runs_triton", lambda x: False)
         return sample(logits, batch)
