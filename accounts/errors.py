@@ -15,7 +15,7 @@ AccountError
 ├── OrganizationNotFound    no such organization
 ├── OrganizationFrozen      frozen or closed: may look, may not spend
 ├── InvalidToken            e-mail token unknown, used, expired or for another address
-├── TooManyAttempts         login or sign-up too often; `facts["retry_after_s"]`
+├── TooManyAttempts         login, sign-up or reset too often; `facts["retry_after_s"]`
 └── ThrottleUnavailable     attempts cannot be counted now, so none is let through
 """
 

@@ -34,6 +34,10 @@ class AccountsSettings(BaseSettings):
     signups_per_network: int = 60
     signups_per_email: int = 5
     signup_window_s: int = 3_600
+    reset_mails_per_network: int = 30
+    reset_mails_per_email: int = 5
+    resets_per_network: int = 60
+    reset_window_s: int = 3_600
 
     public_base_url: str = "http://127.0.0.1:8000"
     """Where links in mails lead."""

@@ -1,4 +1,4 @@
-"""Limits on login and sign-up attempts, counted in Redis for all API nodes together.
+"""Limits on logins, sign-ups and password resets, counted in Redis for all API nodes together.
 
 This is the only place of the platform that answers "too many": inference is never throttled.
 IPv6 addresses count by their /64, which is what one household or one attacker gets. When Redis
@@ -75,6 +75,24 @@ class Throttle:
             settings.signup_window_s,
             _Limit("signup_network", network_of(address), settings.signups_per_network),
             _Limit("signup_email", _inbox(email), settings.signups_per_email),
+        )
+
+    async def reset_mail(self, *, address: str, email: str) -> None:
+        """Count a wish for a reset mail, whether the address has an account or not; raises
+        TooManyAttempts(retry_after_s=…) or ThrottleUnavailable."""
+        settings = self._settings
+        await self._attempt(
+            settings.reset_window_s,
+            _Limit("reset_mail_network", network_of(address), settings.reset_mails_per_network),
+            _Limit("reset_mail_email", _inbox(email), settings.reset_mails_per_email),
+        )
+
+    async def reset(self, *, address: str) -> None:
+        """Count an attempt to use a reset link: each may cost a hash. Raises as `reset_mail`."""
+        settings = self._settings
+        await self._attempt(
+            settings.reset_window_s,
+            _Limit("reset_network", network_of(address), settings.resets_per_network),
         )
 
     async def _attempt(self, window_s: int, *limits: _Limit) -> None:

@@ -172,7 +172,9 @@ RENDERINGS: dict[type[PlatformError], Rendering] = {
     accounts.DisposableEmail: Rendering(400, param="email"),
     accounts.EmailTaken: Rendering(400, param="email"),
     accounts.WeakPassword: Rendering(400, param="password"),
-    # The only 429 of the product: sign-up. No inference request is ever refused for its rate.
+    accounts.InvalidToken: Rendering(400, param="token"),
+    # The only 429s of the product: sign-up and password resets. Inference is never refused for
+    # its rate.
     accounts.TooManyAttempts: Rendering(429, "too_many_attempts"),
     accounts.ThrottleUnavailable: Rendering(503, UNAVAILABLE, should_retry=True),
     ScopeMissing: Rendering(403, "permission_error"),

@@ -63,7 +63,7 @@ ERRORS = {
     404: "There is no such thing, or it is not yours.",
     413: "The body is too long.",
     415: "The body is compressed; send it as it is.",
-    429: "Too many sign-ups from this network. Inference is never refused for its rate.",
+    429: "Too many sign-ups or password resets from here. Inference is never refused for its rate.",
     503: "A part of this service is out of reach; nothing was charged.",
 }
 

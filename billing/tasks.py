@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import structlog
 
+from accounts import email_tokens, password_reset, verification
 from accounts import sessions as logins
-from accounts import verification
 from accounts.mail import Mailer
 from accounts.settings import AccountsSettings
 from billing import (
@@ -49,6 +49,7 @@ def relay_outbox() -> None:
     mailer = Mailer(settings)
     handlers = {
         verification.TOPIC: partial(verification.deliver, mailer=mailer, settings=settings),
+        password_reset.TOPIC: partial(password_reset.deliver, mailer=mailer, settings=settings),
         payment_mail.TOPIC: partial(payment_mail.deliver, mailer=mailer, settings=settings),
         alerts.TOPIC: partial(
             alerts.deliver,
@@ -150,5 +151,5 @@ async def _reconcile(sessions: Sessions) -> list[reconcile.Check]:
 async def _purge(sessions: Sessions) -> None:
     async with sessions.begin() as session:
         await logins.purge_expired(session)
-        await verification.purge_expired(session)
+        await email_tokens.purge_expired(session)
         await sweeps.forget_dead_gateways(session)

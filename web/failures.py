@@ -54,8 +54,9 @@ NO_SUCH_KEY = Failure(
 BAD_LINK = Failure(
     400,
     "This link does not work",
-    "It has been used, has expired, or was cut off on its way. Log in to have another one sent.",
-    (("/welcome", "Log in"),),
+    "It has been used, has expired, or was cut off on its way. Ask for another one: for a new "
+    "password below, to confirm your address after logging in.",
+    (("/welcome", "Log in"), ("/forgot", "Forgot your password?")),
 )
 WRONG_METHOD = Failure(405, "Not like this", "This address does not take that kind of request.")
 FORGED = Failure(
@@ -111,7 +112,7 @@ def add_failure_pages(app: FastAPI, settings: WebSettings) -> None:
         failure = Failure(
             429,
             "Too many attempts",
-            f"To keep accounts safe we slow down log-in and sign-up. Try again in "
+            f"To keep accounts safe we slow down log-in, sign-up and resets. Try again in "
             f"{wait(retry_after_s)}. The API itself is not affected.",
         )
         return _page(request, failure, headers={"retry-after": str(retry_after_s)})

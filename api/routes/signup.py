@@ -19,7 +19,7 @@ router = APIRouter(tags=["account"])
     openapi_extra=body_of(SignUpBody) | {"security": []},
 )
 async def sign_up(request: Request, services: ServicesDependency) -> SignUpAnswer:
-    """Create an account. Counted by network and by inbox; the only route that answers 429."""
+    """Create an account. Counted by network and by inbox, beyond which it answers 429."""
     body = await read_json(request, SignUpBody, services.settings)
     address = request.client.host if request.client else "unknown"
     await services.throttle.sign_up(address=address, email=body.email)

@@ -30,6 +30,32 @@ class SignUpAnswer(ResponseBody):
     is_verification_needed: bool
 
 
+class ForgotPasswordBody(RequestBody):
+    """`POST /v1/password/forgot`."""
+
+    email: str = Field(min_length=3, max_length=320, examples=["ada@example.com"])
+
+
+class ForgotPasswordAnswer(ResponseBody):
+    """The same for every address, so that nobody learns which ones have accounts."""
+
+    message: str
+
+
+class ResetPasswordBody(RequestBody):
+    """`POST /v1/password/reset`."""
+
+    token: str = Field(min_length=1, max_length=128)
+    """What follows `token=` in the mail's link."""
+    password: str = Field(min_length=1, max_length=1_024)
+
+
+class ResetPasswordAnswer(ResponseBody):
+    """The password is the new one, and every session has ended; API keys go on working."""
+
+    is_reset: bool
+
+
 class EndingCredit(ResponseBody):
     """Credit that ends at a time."""
 

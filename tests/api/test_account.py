@@ -1,13 +1,19 @@
 """Sign-up, keys, credits, usage and administration by JSON."""
 
 import asyncio
+import io
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from accounts import password_reset
+from accounts.mail import Mailer
 from accounts.throttle import Throttle
 from billing.money import parse_usd
+from billing.outbox_relay import deliver_due
+from common.db import Sessions
 from engine import additions
 from tests.api.conftest import MODEL, PASSWORD, Platform, Populated, open_platform
 from tests.api.test_validation import assert_envelope
@@ -63,6 +69,38 @@ async def test_a_wrong_sign_up_is_400(
     response = await platform.client.post("/v1/signup", json=body)
     assert_envelope(response, 400, param)
     assert "short" not in response.text
+
+
+async def test_a_password_is_reset_by_mail_and_every_address_gets_the_same_answer(
+    platform: Platform,
+) -> None:
+    known = {"email": platform.customer.email}
+    answers = [
+        await platform.client.post("/v1/password/forgot", json=body)
+        for body in (known, {"email": "nobody@example.com"})
+    ]
+    assert [answer.status_code for answer in answers] == [202, 202]
+    assert answers[0].json() == answers[1].json()
+    console = io.StringIO()
+    settings = platform.services.accounts_settings
+    mailer = Mailer(settings, console=console)
+
+    async def mail(sessions: Sessions, payload: dict[str, str]) -> None:
+        await password_reset.deliver(sessions, payload, mailer=mailer, settings=settings)
+
+    await deliver_due(platform.services.sessions, {password_reset.TOPIC: mail})
+    (token,) = re.findall(r"token=(\S+)", console.getvalue())
+    weak = {"token": token, "password": "short"}
+    response = await platform.client.post("/v1/password/reset", json=weak)
+    assert_envelope(response, 400, "password")
+    new = {"token": token, "password": "another long password"}
+    response = await platform.client.post("/v1/password/reset", json=new)
+    assert response.json() == {"is_reset": True}
+    again = await platform.client.post("/v1/password/reset", json=new)
+    assert assert_envelope(again, 400, "token")["code"] == "invalid_token"
+    mine = {"authorization": f"Bearer {platform.customer.key}"}
+    credit = await platform.client.get("/v1/credits", headers=mine)
+    assert credit.status_code == 200, "keys go on working"
 
 
 async def test_sign_up_is_the_only_thing_that_is_throttled(platform: Platform) -> None:

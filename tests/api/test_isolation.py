@@ -89,6 +89,14 @@ def _attempts(platform: Platform, bob: Customer, generation: str) -> dict[tuple[
             {200},
         ),
         ("POST", "/v1/signup"): (post("/v1/signup", sign_up), {400}),
+        ("POST", "/v1/password/forgot"): (
+            post("/v1/password/forgot", {"email": bob.email}),
+            {202},
+        ),
+        ("POST", "/v1/password/reset"): (
+            post("/v1/password/reset", {"token": "guess", "password": PASSWORD}),
+            {400},
+        ),
         ("GET", "/v1/credits"): (get("/v1/credits"), {200}),
         ("GET", "/v1/keys"): (get("/v1/keys"), {200}),
         ("POST", "/v1/keys"): (post("/v1/keys", {"name": "mine"}), {201}),

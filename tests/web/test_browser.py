@@ -227,6 +227,10 @@ def test_pages_fit_their_screen_and_can_be_read(
         f"/models/{MODEL}",
         "/docs/quickstart",
         "/status",
+        "/forgot",
+        "/forgot/sent",
+        "/reset?token=guess",
+        "/reset/done",
     )
     for path in paths:
         page.goto(running.url + path)

@@ -16,8 +16,8 @@ from tests.web.test_isolation import organization_of
 from web.failures import FAILURES
 
 PUBLIC = [
-    *("/", "/signup", "/login", "/models", f"/models/{MODEL}"),
-    *("/playground", "/docs/quickstart", "/status"),
+    *("/", "/signup", "/login", "/forgot", "/forgot/sent", "/models", f"/models/{MODEL}"),
+    *("/playground", "/docs/quickstart", "/status", "/reset?token=x", "/reset/done"),
 ]
 PRIVATE = ["/welcome", "/usage", "/billing", "/keys"]
 

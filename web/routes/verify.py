@@ -6,7 +6,7 @@ The link only shows a button: mail scanners and link previews fetch links, and m
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from accounts import verification
+from accounts import email_tokens, verification
 from accounts.models import User
 from billing import signup
 from web.dependencies import CurrentVisitor, Posted, Services, SignedIn, client_address
@@ -19,7 +19,7 @@ router = APIRouter()
 @router.api_route("/verify", methods=["GET", "HEAD"])
 async def show_verify(request: Request, visitor: CurrentVisitor) -> Response:
     """The button that confirms; nothing is used up yet."""
-    token = request.query_params.get("token", "")[: verification.MAX_TOKEN_LENGTH]
+    token = request.query_params.get("token", "")[: email_tokens.MAX_LENGTH]
     pages = get_pages(request)
     if visitor.is_signed_in:
         return pages.render(request, "verify.html", visitor, token=token)
