@@ -51,6 +51,8 @@ class HostedModel(Base):
     """What it answers with: see `engine.pooling.ModelKind`."""
     base: Mapped[str | None] = mapped_column(String(200))
     """The public name of the model that this is an adapter of; its tokenizer is that one's."""
+    licence: Mapped[str] = mapped_column(String(400))
+    """As its card or the operator names it; empty: nobody did."""
     state: Mapped[str] = mapped_column(String(16))
     created_at: Mapped[int] = mapped_column(BigInteger)
 
@@ -85,6 +87,7 @@ async def add_model(
     description: str = "",
     kind: ModelKind = "generate",
     base: str | None = None,
+    licence: str = "",
 ) -> HostedModel:
     """Host a model, or host it anew from another path or revision. An adapter names its `base`.
 
@@ -104,6 +107,7 @@ async def add_model(
     model.description = description
     model.kind = kind
     model.base = base
+    model.licence = licence
     model.state = "live"
     await session.flush()
     return model

@@ -43,6 +43,8 @@ class ListedModel:
     precision: str
     """What the workers compute it in; the checkpoint's own where none can be asked."""
     architecture: str
+    licence: str
+    """Empty: unknown."""
     revision: str
     price: ListedPrice | None
     state: str
@@ -103,6 +105,7 @@ def _listed(
         context_length=model.context_length,
         precision=catalog.precision_of(model, workers),
         architecture=model.architecture,
+        licence=model.licence,
         revision=model.revision,
         price=None if price is None else _listed_price(price),
         state="hosted" if heartbeats is None else _state(workers),

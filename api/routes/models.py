@@ -52,6 +52,8 @@ class ModelObject(ResponseBody):
     created_at: datetime
     name: str
     description: str
+    license: str | None
+    """As its card or the operator names it; null: unknown."""
     context_length: int
     max_model_len: int
     max_output_length: int
@@ -126,6 +128,7 @@ def model_object(listing: Listing, workers: list[Heartbeat]) -> ModelObject:
         created_at=datetime.fromtimestamp(model.created_at / 1e6, UTC),
         name=model.name,
         description=model.description or "",
+        license=model.licence or None,
         context_length=model.context_length,
         max_model_len=model.context_length,
         max_output_length=model.context_length - 1 if is_writing else 0,

@@ -43,9 +43,17 @@ def adjust(
     key: Annotated[
         str, typer.Option(help="Repeating a call with the same key changes nothing.")
     ] = "",
+    is_sure: Annotated[
+        bool, typer.Option("--yes", help="Do not ask before the balance goes below zero.")
+    ] = False,
 ) -> None:
-    """Give or take credit, as one ledger transaction with its reason."""
+    """Give or take credit, as one ledger transaction with its reason.
+
+    Taking more than there is asks first: below zero nothing of the organization runs.
+    """
     nano_usd = parse_usd(amount)
+    if nano_usd < 0 and not is_sure:
+        _confirm_debt(organization, nano_usd)
 
     async def work(session: AsyncSession) -> Balance:
         organization_id = await _resolve(session, organization)
@@ -112,9 +120,28 @@ def print_balance(balance: Balance) -> None:
         "paid": balance.paid,
     }
     for name, amount in rows.items():
-        typer.echo(f"{name:<12} {'-' if amount < 0 else ''}${format_usd(abs(amount))}")
+        typer.echo(f"{name:<12} {_signed(amount)}")
     if balance.posted < 0:
         typer.echo("The balance is below zero: nothing runs until it is above again.", err=True)
+
+
+def _confirm_debt(organization: str, nano_usd: int) -> None:
+    """Ask where the balance would go below zero; no transaction is open meanwhile. Ends on a no."""
+
+    async def look(session: AsyncSession) -> Balance:
+        return await ledger.balance(session, await _resolve(session, organization))
+
+    posted = run_in_transaction(look).posted
+    if (after := posted + nano_usd) < 0:
+        typer.confirm(
+            f"The balance of {organization} goes from {_signed(posted)} to {_signed(after)}, and"
+            " nothing runs until it is above zero again. Go on? (--yes does not ask)",
+            abort=True,
+        )
+
+
+def _signed(amount: int) -> str:
+    return f"{'-' if amount < 0 else ''}${format_usd(abs(amount))}"
 
 
 async def _resolve(session: AsyncSession, organization: str) -> str:

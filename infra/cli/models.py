@@ -178,6 +178,7 @@ def show(name: Name) -> None:
             "architecture": model.architecture,
             "context": f"{model.context_length:,} tokens",
             "adapter of": model.base or "-",
+            "licence": model.licence or "unknown",
             "description": model.description or "-",
         }
         return facts, (await pricing.current_prices(session)).get(name)

@@ -190,6 +190,7 @@ class Additions:
                 description=addition.description,
                 kind=facts.kind,
                 base=hosting.base or None,
+                licence=inspection.licence,
             )
             await catalog.answer_requests(session, hosting.name)
             await additions.note(

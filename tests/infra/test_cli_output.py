@@ -7,7 +7,9 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from typer.testing import CliRunner
 
-from billing import pricing
+from accounts import organizations
+from accounts.models import User
+from billing import ledger, pricing
 from billing.ledger import Balance
 from engine import catalog
 from engine.messages import Heartbeat, WorkerState
@@ -101,6 +103,49 @@ def _beat(model: str, state: WorkerState, report: str) -> Heartbeat:
         context_length=1_024,
         load_report=report,
     )
+
+
+def test_a_model_tells_its_licence_or_that_it_is_unknown(ncompass: Ncompass) -> None:
+    assert "      licence  unknown\n" in ncompass("models", "show", NAME)
+
+    async def name_it(session: AsyncSession) -> None:
+        (await catalog.find(session, NAME)).licence = "apache-2.0"
+
+    run_in_transaction(name_it)
+    assert "      licence  apache-2.0\n" in ncompass("models", "show", NAME)
+
+
+def test_taking_more_than_there_is_asks_first(ncompass: Ncompass) -> None:
+    async def open_account(session: AsyncSession) -> str:
+        owner = User(
+            id="usr_1",
+            email="ada@example.com",
+            email_canonical="ada@example.com",
+            password_hash="",
+            status="active",
+            created_at=0,
+        )
+        session.add(owner)
+        await session.flush()
+        made = await organizations.create_organization(session, name="Ada", owner=owner)
+        await ledger.open_balance(session, made.id)
+        return made.id
+
+    organization = run_in_transaction(open_account)
+    adjust = ("credits", "adjust", "--organization", organization, "--reason", "why", "--amount")
+    assert "balance      $10.000000000" in ncompass(*adjust, "10")
+    assert "balance      $0.000000000" in ncompass(*adjust, "-10"), "down to zero nobody asks"
+
+    for answer in ("n\n", ""):
+        refused = CliRunner().invoke(app, (*adjust, "-2.5"), input=answer)
+        assert refused.exit_code == 1
+        assert "goes from $0.000000000 to -$2.500000000" in refused.output
+    assert "balance      $0.000000000" in ncompass(
+        "credits", "show", "--organization", organization
+    )
+    agreed = CliRunner().invoke(app, (*adjust, "-2.5"), input="y\n")
+    assert "balance      -$2.500000000" in agreed.output
+    assert "balance      -$3.500000000" in ncompass(*adjust, "-1", "--yes")
 
 
 def test_a_balance_below_zero_has_its_sign_before_the_dollar_and_says_what_it_means(
