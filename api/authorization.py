@@ -60,6 +60,11 @@ class Authorization:
             self._ask_at = inf
             self._asking = self._services.running.start(self._extend())
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether no slice is being asked for, so that there is nothing to pause for."""
+        return self._asking is None
+
     def pause(self) -> Pause | None:
         """How the request waits for credit; None when it does not.
 
@@ -136,7 +141,7 @@ class Authorization:
             else:
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, LONGEST_RETRY_S)
-        self._shortage = None
+        self._shortage = self._asking = None
 
     async def _ask(self, wanted: int, least: int) -> InsufficientCredit | LedgerUnavailable | None:
         """Hold up to `wanted` tokens of each choice, `least` at least; else why not."""
@@ -152,7 +157,7 @@ class Authorization:
         hold = self.hold
         try:
             self.hold = await self._services.hold_writer.extend(
-                hold.request_id, hold.epoch, self._total(fence)
+                hold.request_id, hold.epoch, self._total(fence), owner=self._order.owner
             )
         except (InsufficientCredit, LedgerUnavailable) as shortage:
             return shortage

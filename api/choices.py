@@ -46,6 +46,16 @@ class Piece:
     prompt: ScoredPrompt | None = None
     """How likely the prompt was, where that is wanted; on the first piece of a choice."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it adds text and nothing else."""
+        return (
+            len(self.deltas) == 1
+            and isinstance(self.deltas[0], TextDelta)
+            and not self.tokens
+            and self.finish_reason is None
+        )
+
 
 class Choice:
     """The text of one choice, grown frame by frame, and what it is read as."""
@@ -73,6 +83,8 @@ class Choice:
             tokenizer, tokenizer.special_ids(reading.markers)
         )
         self._stops = StopStrings(stops) if stops else None
+        self.is_plain = self._parser is None and self._stops is None and not is_silent
+        """It is text and nothing else, and ends only where its worker says so."""
         self._held_tokens: list[ShownToken] = []
         self._num_token_bytes = 0
         self._num_text_bytes = 0
@@ -85,6 +97,10 @@ class Choice:
         if self._is_silent:
             self.finish_reason = "length"
             return self._piece(())
+        if self.is_plain and frame.is_plain:
+            self.num_tokens += len(frame.token_ids)
+            text = self._detokenizer.append(frame.token_ids)
+            return Piece(self.index, (TextDelta(text),)) if text else None
         deltas = self._accept_tokens(frame)
         if self.finish_reason is None and frame.finish_reason is not None:
             deltas += self._end_of_text(_text_finish(frame.finish_reason))

@@ -28,6 +28,12 @@ class Frames:
         self._placement = placement
         self._patience = Patience(services.settings.queue_report_interval_s)
         self._authorization = authorization
+        self._silent_since_s = self._alive_at_s = time.monotonic()
+
+    def note_taken(self) -> None:
+        """A frame has been taken past this reader."""
+        self._silent_since_s = self._alive_at_s = time.monotonic()
+        self._patience.postpone()
 
     async def next(self, answer: Answer) -> TokenFrame:
         """The next frame; until it comes, `answer` hears where the request stands in the queue.
@@ -36,12 +42,12 @@ class Frames:
         the request was given up or its worker says nothing for too long, and what
         `Authorization.pause` raises.
         """
-        silent_since_s = alive_at_s = time.monotonic()
+        self._silent_since_s = self._alive_at_s = time.monotonic()
         stream = self._placement.stream
         while True:
             if (pause := self._authorization.pause()) is not None:
                 await answer.report_pause(pause)
-                silent_since_s = alive_at_s = time.monotonic()
+                self._silent_since_s = self._alive_at_s = time.monotonic()
             try:
                 with self._patience:
                     return await anext(stream)
@@ -53,13 +59,13 @@ class Frames:
                 continue
             await self._authorization.repeat()
             if stream.is_running:
-                alive_at_s = now_s
-                if now_s - silent_since_s > self._settings.silence_timeout_s:
+                self._alive_at_s = now_s
+                if now_s - self._silent_since_s > self._settings.silence_timeout_s:
                     raise self._lost()
             elif (place := await self._place_in_queue()) is not None:
-                alive_at_s = time.monotonic()
+                self._alive_at_s = time.monotonic()
                 await answer.report_queue(place)
-            elif now_s - alive_at_s > self._settings.model_wait_s and not stream.is_running:
+            elif now_s - self._alive_at_s > self._settings.model_wait_s and not stream.is_running:
                 raise self._unavailable()
 
     async def _place_in_queue(self) -> QueuePosition | None:

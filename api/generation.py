@@ -13,6 +13,7 @@ from api.choices import Choice, Piece
 from api.dependencies import Services
 from api.errors import GenerationFailed, SettlementDelayed, StructureRefused, locations
 from api.errors import answer as answer_to
+from api.express import Express
 from api.frames import Frames
 from api.placement import Order, Placement, place
 from api.prompt_scoring import PromptScoring
@@ -125,6 +126,15 @@ class Generation:
         authorization = Authorization(self._services, self._order, placement, self._choices)
         self._authorization = authorization
         frames = Frames(self._services, placement, authorization)
+        if self._scoring is None:
+            express = Express(self._choices, self._stopwatch, authorization, frames, answer)
+            placement.stream.sink = express.take
+        try:
+            await self._read(frames, authorization, answer)
+        finally:
+            placement.stream.sink = None  # it leads back here, and only a collection would free it
+
+    async def _read(self, frames: Frames, authorization: Authorization, answer: Answer) -> None:
         while not all(choice.finish_reason is not None for choice in self._choices):
             try:
                 frame = await frames.next(answer)
@@ -203,10 +213,12 @@ class Generation:
     def _closing(self, hold: Hold, outcome: Outcome) -> "asyncio.Task[Settlement]":
         """Charge for what was accepted; nothing for our faults, or for an abort before prefill."""
         writer, running = self._services.hold_writer, self._services.running
-        facts = self._facts()
+        facts, owner = self._facts(), self._order.owner
         is_free = outcome == PLATFORM_FAULT or not self._stopwatch.has_begun
         if is_free:
-            return running.start(writer.void(hold.request_id, hold.epoch, outcome, facts))
+            return running.start(
+                writer.void(hold.request_id, hold.epoch, outcome, facts, owner=owner)
+            )
         return running.start(
             writer.settle(
                 SettleHold(
@@ -219,6 +231,7 @@ class Generation:
                     output_tokens=min(self._num_output_tokens, hold.authorized_output_tokens),
                     outcome=outcome,
                     facts=facts,
+                    owner=owner,
                 )
             )
         )

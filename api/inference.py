@@ -17,7 +17,7 @@ from api.dependencies import Services
 from api.errors import InvalidRequest
 from api.formats import AnswerHead, FormatFactory
 from api.generation import ABORTED, PLATFORM_FAULT, Generation
-from api.middleware import SERVER_SEND
+from api.middleware import DIRECT_BODY, SERVER_SEND
 from api.outputs.reading import PLAIN, Reading
 from api.parts import parts_of
 from api.placement import Order
@@ -253,6 +253,7 @@ class GenerationResponse(Response):
             send,
             scope[SERVER_SEND],
             self._format,
+            direct=scope.get(DIRECT_BODY),
             send_timeout_s=self._services.settings.send_timeout_s,
             may_start=order.structure is None,
         )

@@ -8,6 +8,8 @@ from common.ids import new_id
 
 SERVER_SEND = "ncompass.send"
 """The server's own `send` in a connection's scope."""
+DIRECT_BODY = "ncompass.body"
+"""An `api.streaming.DirectBody` in it, where the server is ours."""
 
 
 class DirectSend:
@@ -23,7 +25,12 @@ class DirectSend:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         scope[SERVER_SEND] = send
-        await self.app(scope, receive, send)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            # Both lead back to the scope, and only a collection of garbage would free it.
+            del scope[SERVER_SEND]
+            scope.pop(DIRECT_BODY, None)
 
 
 class RequestIds:

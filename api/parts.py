@@ -37,6 +37,11 @@ class Part:
         """Whether the whole has: then no error can be a status any more."""
         return self._whole.answer.is_started
 
+    @property
+    def is_ready(self) -> bool:
+        """Never: it waits for its turn."""
+        return False
+
     async def report_queue(self, place: QueuePosition) -> None:
         """Only the first part speaks of the wait."""
         if self._first_choice == 0:
@@ -61,6 +66,10 @@ class Part:
             if not self._whole.is_failed:
                 moved = replace(piece, choice=piece.choice + self._first_choice)
                 await self._whole.answer.add(moved)
+
+    def add_at_once(self, piece: Piece) -> None:
+        """Never reached: it is not ready."""
+        raise AssertionError("a part has to wait for its turn")
 
     async def finish(self, summary: Summary) -> None:
         """The last part to end ends the whole."""

@@ -14,7 +14,7 @@ from api.catalogue import Listing
 from api.dependencies import Services
 from api.outputs.reading import PLAIN, Reading
 from api.prompt_scoring import NO_SCORING, ScoringWish
-from billing.hold_operations import AdmitHold, Hold
+from billing.hold_operations import AdmitHold, Hold, Owner
 from common.errors import PlatformError
 from engine.broker.stream import RequestStream
 from engine.cost_model import UNCALIBRATED, queue_price
@@ -54,6 +54,11 @@ class Order:
     """What is to be told of the prompt."""
 
     @property
+    def owner(self) -> Owner:
+        """Who pays for it."""
+        return Owner(self.principal.organization_id, self.principal.api_key_id)
+
+    @property
     def form_param(self) -> str:
         """The field of the body that the form comes from."""
         is_of_tools = self.structure is not None and self.structure.kind == "structural_tag"
@@ -89,7 +94,7 @@ async def place(services: Services, order: Order) -> Placement:
         await services.broker.confirm(stream.request)
     except BaseException:
         services.running.start(_take_back(submitting))
-        services.running.start(_void(services, hold))
+        services.running.start(_void(services, hold, order.owner))
         raise
     return Placement(stream.request, hold, stream)
 
@@ -157,6 +162,6 @@ async def _take_back(submitting: asyncio.Task[RequestStream]) -> None:
         log.info("withdrawal_failed", code=error.code)
 
 
-async def _void(services: Services, hold: Hold) -> None:
+async def _void(services: Services, hold: Hold, owner: Owner) -> None:
     """Release a hold whose request was never queued."""
-    await services.hold_writer.void(hold.request_id, hold.epoch, "platform_fault")
+    await services.hold_writer.void(hold.request_id, hold.epoch, "platform_fault", owner=owner)

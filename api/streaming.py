@@ -36,12 +36,27 @@ class ClientGone(PlatformError):
     code = "client_gone"
 
 
+class DirectBody(Protocol):
+    """The server's way past ASGI for the body of an answer whose head has been sent."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `write` need not wait."""
+
+    def write(self, payload: bytes) -> None:
+        """Write a piece of the body, where `is_ready`."""
+
+
 class Answer(Protocol):
     """Where a generation's output goes. Until it `is_started`, an error can still be a status."""
 
     @property
     def is_started(self) -> bool:
         """Whether the status has been sent."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next piece could be added at once."""
 
     async def report_queue(self, place: QueuePosition) -> None:
         """Tell a waiting caller where it stands."""
@@ -57,6 +72,9 @@ class Answer(Protocol):
 
     async def add(self, piece: Piece) -> None:
         """New text of one choice. Raises ClientGone."""
+
+    def add_at_once(self, piece: Piece) -> None:
+        """The same where `is_ready`, without a wait."""
 
     async def finish(self, summary: Summary) -> None:
         """The end; the request is settled."""
@@ -74,19 +92,32 @@ class StreamedAnswer:
         send_body: Send,
         answer_format: Format,
         *,
+        direct: DirectBody | None = None,
         send_timeout_s: float,
         may_start: bool = True,
     ) -> None:
-        """The head goes by `send`, through all middleware; what follows by `send_body`."""
+        """The head goes by `send`, through all middleware; what follows by `send_body`, or
+        `direct`."""
         self.is_started = False
         self._send = send
         self._send_body = send_body
+        self._direct = direct
         self._format = answer_format
         self._patience = Patience(send_timeout_s)
         self._may_start = may_start
         """While it may not, the caller hears nothing: what comes may still be a status."""
         self._opening: bytes | None = None
         self._has_waited = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it flows: it has started, nothing is to be said first, and the client reads."""
+        return (
+            self.is_started
+            and not self._has_waited
+            and self._direct is not None
+            and self._direct.is_ready
+        )
 
     async def report_queue(self, place: QueuePosition) -> None:
         """A comment, which every client ignores and every proxy counts as traffic."""
@@ -118,6 +149,12 @@ class StreamedAnswer:
         payload = self._with_opening(self._format.add(piece))
         if payload:
             await self._write_events(payload)
+
+    def add_at_once(self, piece: Piece) -> None:
+        """The same, past ASGI."""
+        assert self._direct is not None
+        if payload := self._with_opening(self._format.add(piece)):
+            self._direct.write(payload)
 
     async def finish(self, summary: Summary) -> None:
         """The protocol's own end."""
@@ -158,6 +195,7 @@ class WholeAnswer:
 
     def __init__(self, send: Send, answer_format: Format) -> None:
         self.is_started = False
+        self.is_ready = True
         self._send = send
         self._format = answer_format
         self._pieces: dict[int, list[Piece]] = {}
@@ -175,6 +213,10 @@ class WholeAnswer:
         """Nothing: the body is written at the end."""
 
     async def add(self, piece: Piece) -> None:
+        """Keep it."""
+        self.add_at_once(piece)
+
+    def add_at_once(self, piece: Piece) -> None:
         """Keep it."""
         self._pieces.setdefault(piece.choice, []).append(piece)
 

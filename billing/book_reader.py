@@ -1,8 +1,8 @@
 """What a group of operations on holds must know, read under locks in as few round trips as can be.
 
-The order of the locks is the same for everybody: holds, then balances, each by its id. Of a group of
-admissions all is known beforehand that must be asked for, so it is one round trip; for the other
-operations the holds say whose balance it is.
+The order of the locks is the same for everybody: holds, then balances, each by its id. Where every
+operation says whose hold it is, all is known beforehand that must be asked for, so it is one round
+trip; else the holds say whose balance it is.
 """
 
 from collections.abc import Collection, Sequence
@@ -98,16 +98,19 @@ async def read(
     connection: AsyncConnection, operations: Sequence[HoldOperation], *, clock: Clock
 ) -> Reading:
     """Load and lock everything that `operations` may touch."""
-    admits = [operation for operation in operations if isinstance(operation, AdmitHold)]
-    key_ids = {admit.api_key_id for admit in admits}
-    organization_ids = {admit.organization_id for admit in admits}
+    owned = [(operation, operation.owner) for operation in operations]
+    known = [(operation, owner) for operation, owner in owned if owner is not None]
+    organization_ids = {owner.organization_id for _, owner in known}
+    key_ids = {o.api_key_id for one, o in known if isinstance(one, AdmitHold | ExtendHold)}
     request_ids = sorted({operation.request_id for operation in operations})
     asking = Call(_HOLD, [{"request_id": request_id} for request_id in request_ids])
-    if len(admits) == len(operations):
+    if len(known) == len(operations):
+        charged = {owner.organization_id for one, owner in known if isinstance(one, SettleHold)}
         found, *others = await send_together(
-            connection, [asking, *_asking(key_ids, organization_ids, ())]
+            connection, [asking, *_asking(key_ids, organization_ids, charged)]
         )
         holds = _holds(found.rows)
+        assert all(hold.organization_id in organization_ids for hold in holds.values())
     else:
         (found,) = await send_together(connection, [asking])
         holds = _holds(found.rows)

@@ -35,6 +35,14 @@ class UsageFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose hold it is, where the caller knows: then all that is needed is asked for at once."""
+
+    organization_id: str
+    api_key_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class AdmitHold:
     """Reserve the whole prompt at the uncached price and `output_tokens` over all choices."""
 
@@ -50,6 +58,11 @@ class AdmitHold:
     num_choices: int = 1
     """The least that must fit is one token for each; what is authorized is a multiple of it."""
 
+    @property
+    def owner(self) -> Owner:
+        """Whose hold it will be."""
+        return Owner(self.organization_id, self.api_key_id)
+
 
 @dataclass(frozen=True, slots=True)
 class ExtendHold:
@@ -58,6 +71,7 @@ class ExtendHold:
     request_id: str
     epoch: int
     output_tokens: int
+    owner: Owner | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +86,7 @@ class SettleHold:
     """Tokens accepted into the response, over all choices."""
     outcome: Outcome
     facts: UsageFacts = field(default_factory=UsageFacts)
+    owner: Owner | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +99,7 @@ class VoidHold:
     facts: UsageFacts = field(default_factory=UsageFacts)
     is_fencing: bool = False
     """The sweeper's way: the epoch moves on, so that whoever lost the hold cannot use it."""
+    owner: Owner | None = None
 
 
 HoldOperation = AdmitHold | ExtendHold | SettleHold | VoidHold

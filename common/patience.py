@@ -48,6 +48,10 @@ class Patience:
         if task.uncancel() <= self._num_cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
+    def postpone(self) -> None:
+        """What is waited for has come in another way: the limit begins anew."""
+        self._deadline = asyncio.get_running_loop().time() + self._seconds
+
     def _look(self) -> None:
         """The timer has fired: too late, not yet, or nobody waits."""
         self._timer = None

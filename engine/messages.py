@@ -215,6 +215,18 @@ class TokenFrame(msgspec.Struct, frozen=True, omit_defaults=True):
     vector: bytes | None = None
     """The whole answer of a model that pools: fp32, little-endian."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has tokens and nothing else: it neither ends nor tells anything."""
+        return (
+            self.finish_reason is None
+            and self.error is None
+            and self.logprobs is None
+            and self.prompt_logprobs is None
+            and self.vector is None
+            and not self.is_accepted
+        )
+
 
 class StepFrames(msgspec.Struct, frozen=True, tag=True):
     """Everything one engine step produced for one API node: one message."""

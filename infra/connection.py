@@ -5,9 +5,12 @@ httptools collects a request's head without a limit: one client without a key ma
 """
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.middleware import DIRECT_BODY
+from infra.direct_body import ChunkedBody
 
 HEAD_BYTES_MAX = 65_536
 """Of a head, beyond the piece that it begins in; of trailers, too."""
@@ -59,6 +62,10 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._forget_head()
         super().on_headers_complete()
+        if self.scope["method"] != "HEAD":
+            # Its task, which has just been made, has not begun.
+            scope = cast(dict[str, Any], self.scope)
+            scope[DIRECT_BODY] = ChunkedBody(self.cycle, self.flow, self.transport)
 
     def on_body(self, body: bytes) -> None:
         """What the application bounds."""

@@ -20,6 +20,9 @@ from api.outputs.deltas import (
 from api.shortage import Pause
 from api.summary import Summary
 
+HOLE = b"\0"
+"""No JSON has this byte."""
+
 
 class ChatFormat:
     """Role first, then content, reasoning and calls as they come, one finish reason a choice."""
@@ -28,6 +31,8 @@ class ChatFormat:
         self._has_logprobs = head.has_logprobs
         self._chunks = ChunkFrame(head, "chat.completion.chunk")
         self._opened: set[int] = set()
+        self._around_text: dict[int, list[bytes]] = {}
+        """Of each choice, what stands before and behind the text of a chunk that has only text."""
 
     def opening(self, num_cached_tokens: int) -> bytes:
         """Nothing: each choice opens by itself."""
@@ -35,6 +40,8 @@ class ChatFormat:
 
     def add(self, piece: Piece) -> bytes:
         """One chunk for each kind of thing that is new."""
+        if piece.is_plain and piece.choice in self._opened:
+            return self._text(piece.choice, piece.deltas[0])
         payload = b""
         if piece.choice not in self._opened:
             self._opened.add(piece.choice)
@@ -76,6 +83,14 @@ class ChatFormat:
         self, choice: int, delta: bytes, logprobs: bytes = b"null", reason: bytes = b"null"
     ) -> bytes:
         return self._chunks.choice(_choice_json(choice, delta, logprobs, reason))
+
+    def _text(self, choice: int, delta: Delta) -> bytes:
+        assert isinstance(delta, TextDelta)
+        around = self._around_text.get(choice)
+        if around is None:
+            around = self._chunk(choice, b'{"content":%b}' % HOLE).split(HOLE)
+            self._around_text[choice] = around
+        return around[0] + encode(delta.text) + around[1]
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
         calls = [_call(call) for call in calls_of(piece.deltas)]

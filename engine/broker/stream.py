@@ -10,6 +10,7 @@ from engine.errors import RequestLost
 from engine.messages import GenerateRequest, PromptLogprobs, TokenFrame
 
 Cancel = Callable[[GenerateRequest], Awaitable[None]]
+Sink = Callable[[TokenFrame], bool]
 
 
 class RequestStream(AsyncIterator[TokenFrame]):
@@ -32,6 +33,7 @@ class RequestStream(AsyncIterator[TokenFrame]):
         "is_confirmed",
         "is_running",
         "request",
+        "sink",
         "worker",
     )
 
@@ -47,6 +49,8 @@ class RequestStream(AsyncIterator[TokenFrame]):
         """What was received of each choice, over all attempts."""
         self.first_prompt_logprob = request.first_prompt_logprob
         """The first prompt token whose logprob was not received."""
+        self.sink: Sink | None = None
+        """Offered each frame that the reader waits for; it goes on waiting where this takes it."""
         self.gone_since: float | None = None
         """When Redis was first seen not to know the request (loop time)."""
         self._cancel = cancel
@@ -189,6 +193,9 @@ class RequestStream(AsyncIterator[TokenFrame]):
     def _accept(self, frame: TokenFrame, worker: str) -> None:
         self.worker = worker or self.worker
         self.is_running = self.is_running or not frame.is_accepted
+        is_waited_for = self._waiter is not None and not self._waiter.done()
+        if is_waited_for and self.sink is not None and self.sink(frame):
+            return
         self._frames.append(frame)
         self._wake()
 

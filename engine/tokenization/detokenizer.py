@@ -21,10 +21,8 @@ class IncrementalDetokenizer:
 
     def append(self, token_ids: Iterable[int]) -> str:
         """The characters that `token_ids` complete."""
-        tokenizer = self._tokenizer
-        raw = b"".join(
-            tokenizer.token_text(token_id) for token_id in token_ids if token_id not in self._hidden
-        )
+        text_of, hidden = self._tokenizer.token_text, self._hidden
+        raw = b"".join([text_of(token_id) for token_id in token_ids if token_id not in hidden])
         if self._is_at_start and raw:
             self._is_at_start = False
             raw = raw.removeprefix(b" ")

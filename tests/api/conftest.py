@@ -38,6 +38,7 @@ from common.settings import CommonSettings
 from engine import catalog
 from engine.broker.settings import BrokerSettings
 from engine.tokenization import Tokenizer
+from infra.connection import Connection
 from tests.api.fake_worker import FakeWorker, Script
 from tests.conftest import postgresql_copy
 
@@ -343,7 +344,9 @@ async def serving(app: Any, **options: Any) -> AsyncIterator[str]:
     """`app` on a free port of 127.0.0.1, in this loop; yields its base URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, **options)
+        config = uvicorn.Config(
+            app, http=Connection, lifespan="off", log_config=None, access_log=False, **options
+        )
         server = QuietServer(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
