@@ -238,10 +238,10 @@ async def test_a_ledger_out_of_reach_pauses_and_in_the_end_costs_nothing(
     before = await platform.balance()
     extend, is_away = HoldWriter.extend, True
 
-    async def away(self: HoldWriter, request_id: str, epoch: int, output_tokens: int) -> Hold:
+    async def away(self: HoldWriter, *target: Any, **more: Any) -> Hold:
         if is_away:
             raise LedgerUnavailable("The ledger cannot be reached.")
-        return await extend(self, request_id, epoch, output_tokens)
+        return await extend(self, *target, **more)
 
     monkeypatch.setattr(HoldWriter, "extend", away)
     asking = asyncio.create_task(platform.chat())
