@@ -22,6 +22,8 @@ AdditionState = Literal["waiting", "fetching", "checking", "loading", "testing",
 OPEN_STATES: tuple[AdditionState, ...] = ("waiting", "fetching", "checking", "loading", "testing")
 DETAIL_LENGTH_MAX = 1000
 MAX_OPEN = 100
+LENGTHS = {"source": 4_096, "name": 200, "base": 200, "description": 1_000, "licence": 100}
+"""Characters that the row has room for."""
 
 
 class ModelAddition(Base):
@@ -69,6 +71,7 @@ async def ask(
     terms: str,
 ) -> ModelAddition:
     """Put an addition in line. Raises AdditionRefused, ModelNotFound where its base is not hosted."""
+    require_short(source=source, name=name, base=base, description=description, licence=licence)
     waiting = await unfinished(session)
     if any(source == other.source or (name and name == other.name) for other in waiting):
         raise AdditionRefused(f"{name or source} is being added already.")
@@ -97,6 +100,15 @@ async def ask(
     session.add(addition)
     await session.flush()
     return addition
+
+
+def require_short(**said: str) -> None:
+    """Raise AdditionRefused for what is longer than its column, or no single line."""
+    for what, text in said.items():
+        if len(text) > LENGTHS[what]:
+            raise AdditionRefused(f"The {what} is longer than {LENGTHS[what]:,} characters.")
+        if not text.isprintable() and what != "description":
+            raise AdditionRefused(f"The {what} has characters that cannot be printed.")
 
 
 async def refuse_hosted(session: AsyncSession, name: str) -> None:

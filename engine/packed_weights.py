@@ -122,16 +122,15 @@ def _gptq(found: dict[str, Any]) -> PackedWeights:
 def _compressed_tensors(found: dict[str, Any]) -> PackedWeights:
     groups = [group for group in _values(found.get("config_groups")) if isinstance(group, dict)]
     forms = {str(group.get("format") or found.get("format")) for group in groups}
-    weights = [group.get("weights") for group in groups]
-    kinds = {
-        (each.get("num_bits"), each.get("type", "int")) if isinstance(each, dict) else (None, "")
-        for each in weights
-    }
+    kinds = {_bits_and_type(group.get("weights")) for group in groups}
     if len(forms) != 1 or len(kinds) != 1:
         raise ModelRefused("compressed-tensors weights of several kinds are not supported")
     (form,), ((bits, kind),) = forms, kinds
     wanted = CT_FORMATS.get(form)
-    is_sparse = (found.get("sparsity_config") or {}).get("format") not in (None, "dense")
+    sparsity = found.get("sparsity_config")
+    is_sparse = bool(sparsity) and not (
+        isinstance(sparsity, dict) and sparsity.get("format", "dense") == "dense"
+    )
     if wanted is None or wanted not in ("", kind) or is_sparse or found.get("transform_config"):
         what = "sparse" if is_sparse else "rotated" if wanted is not None else form
         raise ModelRefused(
@@ -141,6 +140,13 @@ def _compressed_tensors(found: dict[str, Any]) -> PackedWeights:
     if form != "pack-quantized" and bits != 8:
         raise ModelRefused(f"compressed-tensors weights of {bits} bits are not supported in {form}")
     return PackedWeights("compressed-tensors", _bits("compressed-tensors", bits))
+
+
+def _bits_and_type(weights: object) -> tuple[object, str]:
+    if not isinstance(weights, dict):
+        return None, ""
+    bits = weights.get("num_bits")
+    return bits if isinstance(bits, int) else str(bits), str(weights.get("type", "int"))
 
 
 def _fp8(found: dict[str, Any]) -> PackedWeights:
@@ -157,7 +163,7 @@ def _bits(method: Method, bits: object) -> int:
     if isinstance(bits, int) and bits in known:
         return bits
     raise ModelRefused(
-        f"{NAMES[method]} weights of {bits} bits are not supported,"
+        f"{NAMES[method]} weights of {bits!r} bits are not supported,"
         f" only of {' or '.join(map(str, known))}"
     )
 

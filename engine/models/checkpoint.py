@@ -78,8 +78,9 @@ class Checkpoint:
     def unpacked(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """All tensors by name: those that were packed in `dtype`, the others as they are stored."""
         return {
-            name: self._plain(name).to(dtype) if name in self._packed else self._stored(name)
+            name: tensor.to(dtype) if name in self._packed else tensor
             for name in sorted(self._names)
+            for tensor in (self._plain(name),)
         }
 
     def skip(self, name: str) -> None:
@@ -96,7 +97,12 @@ class Checkpoint:
 
     def _plain(self, name: str) -> torch.Tensor:
         packed = self._packed.get(name)
-        return self._stored(name) if packed is None else packed.read(self._stored)
+        if packed is not None:
+            return packed.read(self._stored)
+        tensor = self._stored(name)
+        if tensor.is_floating_point() and tensor.itemsize == 1:
+            raise ModelRefused(f"the tensor {name} ({tensor.dtype}) has no scale", tensor=name)
+        return tensor
 
     def _stored(self, name: str) -> torch.Tensor:
         path, device = self._file_by_name[name], str(self._device)
@@ -108,7 +114,12 @@ class Checkpoint:
 def _files_by_tensor(directory: Path) -> dict[str, Path]:
     single = directory / "model.safetensors"
     if (directory / INDEX).exists():
-        weight_map = read_json(directory / INDEX).get("weight_map", {})
+        weight_map = read_json(directory / INDEX).get("weight_map")
+        is_map = isinstance(weight_map, dict) and all(
+            isinstance(file, str) for file in weight_map.values()
+        )
+        if not is_map or not weight_map:
+            raise ModelRefused(f"{INDEX} has no weight_map of names to files")
         files = {name: directory / Path(file).name for name, file in weight_map.items()}
     elif single.exists():
         files = dict.fromkeys(_tensor_names(single), single)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 
 from billing import pricing
 from billing.pricing import Terms
@@ -79,6 +79,7 @@ class Additions:
             if checkpoint.directory not in before and self._owns(checkpoint.directory):
                 created = checkpoint.directory
             name = name or checkpoint.name
+            additions.require_short(name=name)
             await self._note(addition, "checking", "reading its files", name=name)
             inspection, base = await self._check(addition, name, checkpoint.directory)
             await self._note(addition, "loading", inspection.fit)
@@ -92,6 +93,9 @@ class Additions:
             await self._go_live(addition, hosting, inspection, f"{report}; {_shown(answer)}")
         except PlatformError as fault:
             await self._fail(addition, fault.message, created)
+        except DataError:  # what is longer or larger than its column never goes in
+            reason = "the catalogue has no room for what its files say of it"
+            await self._fail(addition, reason, created)
         except SQLAlchemyError:
             raise  # it begins anew once the database is back
         except Exception as fault:  # a foreign checkpoint may fail in any way

@@ -11,6 +11,9 @@ from engine.context import context_length
 from engine.errors import ModelRefused
 from engine.pooling import ModelKind, read_pooling
 
+WORD_LENGTHS = {"architecture": 128, "dtype": 16}
+"""What the catalogue keeps of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -42,13 +45,20 @@ def read_model_facts(directory: Path, files: Mapping[str, int] | None = None) ->
     for name in sorted(files):
         digest.update(f"{name}:{files[name]}".encode())
     return ModelFacts(
-        architecture=str((config.get("architectures") or ["unknown"])[0]),
+        architecture=_word("architecture", (config.get("architectures") or ["unknown"])[0]),
         context_length=context_length(config) if pooling is None else pooling.max_tokens,
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "unknown"),
+        dtype=_word("dtype", config.get("dtype") or config.get("torch_dtype") or "unknown"),
         revision=digest.hexdigest()[:12],
         weight_bytes=sum(files.values()),
         kind="generate" if pooling is None else pooling.kind,
     )
+
+
+def _word(what: str, said: object) -> str:
+    """A name out of the configuration. Raises ModelRefused for what is none: it is shown and stored."""
+    if isinstance(said, str) and len(said) <= WORD_LENGTHS[what] and said.isprintable():
+        return said
+    raise ModelRefused(f"config.json names no {what} but {str(said)[:40]!r}")
 
 
 def read_config(directory: Path) -> dict[str, Any]:

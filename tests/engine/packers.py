@@ -182,7 +182,7 @@ def bytes_of(kind: str, block: tuple[int, int], suffix: str = "weight_scale") ->
     return pack
 
 
-def compressed_config(form: str, bits: int, kind: str = "int") -> dict[str, Any]:
+def compressed_config(form: str, bits: object, kind: str = "int") -> dict[str, Any]:
     weights = {"num_bits": bits, "type": kind, "strategy": "group"}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
     return {

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelRefused
+from engine.models.checkpoint import Checkpoint
 from engine.models.choice import load_model
 from engine.settings import EngineSettings
 from engine.worker.loading import load_engine
@@ -67,6 +68,13 @@ def test_a_wrong_configuration_is_refused(
     with pytest.raises(ModelRefused, match=sentence) as refusal:
         load(gemma)
     assert "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize("weight_map", [None, [1], {"lm_head.weight": 5}, {}])
+def test_an_index_that_maps_nothing_is_refused(tmp_path: Path, weight_map: object) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ModelRefused, match="no weight_map of names to files"):
+        Checkpoint(tmp_path)
 
 
 def test_a_missing_shard_is_refused_by_its_name(gemma: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from redis.asyncio import Redis
 from safetensors.torch import load_file, save_file
+from sqlalchemy.exc import DataError
 
 from billing import pricing
 from common.db import create_engine, create_sessions
@@ -294,6 +295,35 @@ async def test_one_name_is_added_once_at_a_time(sqlite_url: str) -> None:
     await engine.dispose()
 
 
+async def test_what_the_rows_have_no_room_for_is_refused_when_it_is_asked(sqlite_url: str) -> None:
+    engine = create_engine(sqlite_url)
+    async with create_sessions(engine)() as session:
+        for what, length in additions.LENGTHS.items():
+            fields = {"source": "/m"} | {what: "x" * (length + 1)}
+            with pytest.raises(AdditionRefused, match=f"{what} is longer than"):
+                await additions.ask(session, **fields, terms=TERMS)
+        with pytest.raises(AdditionRefused, match="name has characters"):
+            await additions.ask(session, source="/m", name="two\nlines", terms=TERMS)
+    await engine.dispose()
+
+
+async def test_a_catalogue_that_has_no_room_fails_the_addition_and_not_the_line(
+    sqlite_url: str, clean_redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def overflow(*_: object) -> None:
+        raise DataError("INSERT", None, ValueError("value too long"))
+
+    monkeypatch.setattr(Additions, "_check", overflow)
+    engine = create_engine(sqlite_url)
+    fleet = Fleet(wiring_of(tmp_path, workers=0), start=_nobody, say=lambda line: None)
+    async with open_broker(clean_redis) as broker:
+        platform = Hosts(sqlite_url, Additions(create_sessions(engine), fleet, broker, tmp_path))
+        failed = await platform.add(checkpoint(tmp_path / "m"))
+        assert (failed.state, failed.failed_step) == ("failed", "checking")
+        assert "no room" in failed.detail
+    await engine.dispose()
+
+
 async def test_no_checkpoint_stops_the_line(
     sqlite_url: str, clean_redis: str, tmp_path: Path
 ) -> None:
@@ -309,6 +339,10 @@ async def test_no_checkpoint_stops_the_line(
                 '{"text_config": "none"}',
                 '{"quantization_config": ["int4"]}',
                 '{"head_dim": [1]}',
+                '{"architectures": [5]}',
+                json.dumps({"architectures": ["L" * 5_000]}),
+                json.dumps({"dtype": "f" * 5_000}),
+                '{"dtype": "two\\nlines"}',
                 '{"a": ' + "[" * 200_000 + "]" * 200_000 + "}",
             )
         ):

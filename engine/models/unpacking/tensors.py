@@ -34,7 +34,7 @@ class PackedTensor:
             return self.unpack(parts, self.packed)
         except ModelRefused as refusal:
             raise ModelRefused(f"{self.name}: {refusal.message}", tensor=self.name) from refusal
-        except (RuntimeError, IndexError, TypeError, ValueError) as fault:
+        except (RuntimeError, IndexError, TypeError, ValueError, ZeroDivisionError) as fault:
             raise ModelRefused(f"{self.name} cannot be unpacked: {fault}") from fault
 
 
