@@ -1,6 +1,8 @@
-"""The one place that knows whether Triton is installed: kernel files import without it.
+"""The one place that knows whether Triton is there: kernel files import without it.
 
-Triton has no wheel for macOS or arm64 and the CPU install leaves it out. A kernel file writes
+Triton has no wheel for macOS or arm64, and a torch that was built without CUDA has nothing to run it
+on: there it is left alone, for it takes 80 MB of every process. Who compiles ahead of time or
+interprets kernels on such a machine imports Triton before any file of ours. A kernel file writes
 
     from kernels.triton_support import jit, tl
 
@@ -13,12 +15,15 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import torch
 
 try:
+    if torch.version.cuda is None and torch.version.hip is None and "triton" not in sys.modules:
+        raise ImportError("nothing here could run it")
     import triton
     import triton.language as tl
 except ImportError:

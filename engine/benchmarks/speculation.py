@@ -23,7 +23,7 @@ from engine.settings import EngineSettings
 from engine.worker.loading import load_engine
 from engine.worker.machine import num_threads
 from kernels.cpu import library
-from kernels.cpu.memory import keep_freed_memory
+from kernels.cpu.heap import keep_freed_memory
 
 OUTPUT_TOKENS = 96
 NUM_TURNS = 4

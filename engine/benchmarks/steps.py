@@ -26,7 +26,7 @@ from engine.settings import EngineSettings
 from engine.worker.loading import load_engine
 from engine.worker.machine import enable_kernels, num_threads
 from kernels.cpu.build import AVX2, NATIVE
-from kernels.cpu.memory import keep_freed_memory
+from kernels.cpu.heap import keep_freed_memory
 
 PROMPT_TOKENS = 256
 DECODE_STEPS = 24

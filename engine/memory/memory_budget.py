@@ -14,7 +14,7 @@ import torch
 from engine.memory.footprint import Footprint
 from engine.settings import EngineSettings
 from kernels.cpu import library
-from kernels.cpu.memory import release_freed_memory
+from kernels.cpu.heap import release_freed_memory
 
 MIB = 1024 * 1024
 MIN_POOL_BYTES = 1 * MIB

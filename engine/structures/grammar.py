@@ -11,6 +11,7 @@ from engine.messages import Structure
 from engine.structures.compilation import compile_structure, create_compiler
 from engine.structures.process import Verdict
 from engine.tokenization import Tokenizer
+from kernels.cpu.heap import release_freed_memory
 
 SLOW_STEP_S = 0.02
 """Of one sequence's grammar, on the engine's thread; the masks of JSON take less than 2 ms."""
@@ -47,6 +48,7 @@ class GrammarMaker:
             return Grammar(structure, None, verdict.refused)
         if self._compiler is None:
             self._compiler = create_compiler(Tokenizer.load(self._directory))
+            release_freed_memory()  # of the tokenizer, which is not needed again
         return Grammar(structure, compile_structure(self._compiler, structure))
 
 

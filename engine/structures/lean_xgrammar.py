@@ -1,30 +1,28 @@
-"""Imports xgrammar without torch and transformers, which it only needs to mask logits on a device.
+"""Imports xgrammar without transformers, and without torch where that is not loaded either.
 
-A process that compiles grammars and runs no model starts in 0.4 s instead of 1.9, and takes 100 MB
-with its vocabulary instead of 300.
+It needs them only to read foreign tokenizers and to mask logits on a device. A process that compiles
+grammars and runs no model starts in 0.4 s instead of 1.9, and takes 100 MB with its vocabulary
+instead of 300; a worker takes 18 MB less and 0.1 s instead of 1.
 """
 
 import importlib
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 
 
 def import_lean() -> None:
-    """Import xgrammar for compiling only; where torch is loaded already, as it always is.
+    """Import xgrammar with what is loaded already.
 
-    For one thread, before others start: meanwhile nobody can import torch.
+    For one thread, before others start: meanwhile nobody can import torch and transformers.
     """
-    if "torch" in sys.modules:
-        importlib.import_module("xgrammar")
-        return
-    with _standing_in("torch", None):  # its runtime library does without where there is none
-        importlib.import_module("tvm_ffi")
-    with (
-        _standing_in("torch", _Absent("torch")),
-        _standing_in("transformers", _Absent("transformers")),
-    ):
+    if "torch" not in sys.modules:
+        with _standing_in("torch", None):  # its runtime library does without where there is none
+            importlib.import_module("tvm_ffi")
+    with ExitStack() as meanwhile:
+        for name in {"torch", "transformers"} - sys.modules.keys():
+            meanwhile.enter_context(_standing_in(name, _Absent(name)))
         importlib.import_module("xgrammar")
 
 

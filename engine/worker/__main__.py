@@ -27,6 +27,7 @@ from engine.broker.settings import BrokerSettings
 from engine.broker.worker import WorkerBroker
 from engine.errors import ModelRefused
 from engine.settings import EngineSettings
+from engine.structures.lean_xgrammar import import_lean
 from engine.worker.engine_thread import EngineThread
 from engine.worker.hosted import Threads
 from engine.worker.hosting import FixedHostings, Hosting, HostingFile
@@ -36,7 +37,7 @@ from engine.worker.machine import device_of, enable_kernels, with_dtype
 from engine.worker.mailbox import Bells
 from engine.worker.turnstile import Turnstile
 from kernels import tuning
-from kernels.cpu.memory import keep_freed_memory
+from kernels.cpu.heap import keep_freed_memory
 
 logger = structlog.get_logger(__name__)
 
@@ -64,6 +65,7 @@ def main() -> None:
     platform_logging.configure(CommonSettings(), process=identity.worker)
     _die_with_parent()
     keep_freed_memory()
+    import_lean()  # before other threads import anything
     settings = EngineSettings()
     if identity.tensor_parallel is not None:
         settings = settings.model_copy(update={"tensor_parallel": identity.tensor_parallel})

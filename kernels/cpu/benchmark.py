@@ -24,7 +24,7 @@ import torch
 from kernels.attention_metadata import AttentionMetadata
 from kernels.cpu import library
 from kernels.cpu.build import AVX2, NATIVE
-from kernels.cpu.memory import keep_freed_memory
+from kernels.cpu.heap import keep_freed_memory
 from kernels.gated_activation import silu_and_mul
 from kernels.kv_cache import PagedKVCache
 from kernels.linear import PackedLinear, linear

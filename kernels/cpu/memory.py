@@ -6,15 +6,12 @@ a KV cache of 6 GB took 10 s to make. Here the kernel's own zero pages serve unt
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import threading
 
 import torch
 
 HUGE_PAGE = 2 * 1024 * 1024
-# Parameters of glibc's mallopt.
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def lazy_zeros(num_bytes: int) -> torch.Tensor:
@@ -57,23 +54,3 @@ class Arena:
         so that either can leave by itself."""
         with self._lock:
             self._rest = lazy_zeros(0)
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep what steps free, instead of giving it back and faulting it in again.
-
-    A step frees megabytes and asks for them again: with page faults of 20 us prefill took twice as
-    long when measured.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(M_MMAP_THRESHOLD, 1 << 30)
-        library.mallopt(M_TRIM_THRESHOLD, 1 << 30)
-        library.mallopt(M_TOP_PAD, 64 << 20)
-
-
-def release_freed_memory() -> None:
-    """Give back to the system what is free now; `keep_freed_memory` stays in force for later."""
-    library = ctypes.CDLL(None)
-    if hasattr(library, "malloc_trim"):
-        library.malloc_trim(0)
