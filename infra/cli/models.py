@@ -77,11 +77,12 @@ def add(
         )
         return addition.id
 
-    _follow(run_in_transaction(ask))
+    _follow(run_in_transaction(ask), var)
 
 
-def _follow(addition_id: str) -> None:
-    """Print each step until the model is live. Raises ModelRefused with the step that failed."""
+def _follow(addition_id: str, var: Path) -> None:
+    """Print each step until the model is live. Raises ModelRefused with the step that failed, and
+    NotRunning when the platform has stopped meanwhile."""
 
     async def look(session: AsyncSession) -> ModelAddition:
         found = await additions.find(session, addition_id)
@@ -100,7 +101,15 @@ def _follow(addition_id: str) -> None:
         if addition.state == "live":
             typer.echo(f"{addition.name} takes requests now")
             return
+        _require_running(var)
         time.sleep(POLL_S)
+
+
+def _require_running(var: Path) -> None:
+    try:
+        ready_file.read(var)
+    except NotRunning as stopped:
+        raise NotRunning(f"{stopped.message} (it then goes on with this addition)") from None
 
 
 @app.command("set")

@@ -1,5 +1,6 @@
 """What the commands print on a terminal of 40 columns: whole names, whole figures, what was done."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from infra.cli import run
 from infra.cli.connections import run_in_transaction
 from infra.cli.credit import print_balance
 from infra.cli.main import app
+from infra.errors import NotRunning
 from infra.local import ready_file
 
 NAME = "an-organization/a-model-with-a-name-of-fifty-letters"
@@ -74,6 +76,21 @@ def test_a_drained_model_says_how_it_comes_back(ncompass: Ncompass) -> None:
     assert "draining" in ncompass("models", "show", NAME)
     ncompass("models", "remove", NAME)
     assert NAME not in ncompass("models", "list")
+
+
+def test_an_addition_is_not_waited_for_when_the_platform_has_stopped(
+    ncompass: Ncompass, tmp_path: Path
+) -> None:
+    ready_file.write(tmp_path, ready_file.Ready("", "", "", NAME, "", "", "", {}))
+    (tmp_path / "m").mkdir()
+    prices = ("--input-price", "1", "--cached-price", "1", "--output-price", "1")
+    stopping = threading.Timer(1.0, ready_file.remove, (tmp_path,))
+    stopping.start()
+    told = CliRunner().invoke(app, ("models", "add", str(tmp_path / "m"), *prices))
+    stopping.join()
+    assert "waiting: for its turn" in told.output
+    assert isinstance(told.exception, NotRunning)
+    assert "it then goes on with this addition" in told.exception.message
 
 
 def test_status_names_the_model_of_every_report(
