@@ -18,6 +18,8 @@ class EngineSettings(BaseSettings):
     """`auto` times both for half a second and takes bf16 only where it is native and faster."""
     quantization: Literal["none", "int8", "int8_weight_only"] = "none"
     """8-bit weights on the CPU, with or without 8-bit activations; docs/operating.md: what it costs."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """`fp8`: keys and values in 8-bit floats, so that the same memory holds twice the tokens of bf16."""
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     """Processes (on GPUs: as many GPUs) that share every model of this worker."""
     gpu_graphs: bool = True

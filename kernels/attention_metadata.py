@@ -41,6 +41,8 @@ class AttentionMetadata:
     max_query_len: int
     max_context_len: int
     block_size: int = BLOCK_SIZE
+    shared_workspace: AttentionWorkspace | None = None
+    """Of whoever makes many steps, and keeps it as long as graphs that were captured with it."""
 
     @classmethod
     def build(
@@ -91,7 +93,7 @@ class AttentionMetadata:
     @cached_property
     def workspace(self) -> AttentionWorkspace:
         """Scratch memory of the GPU kernels, which the layers of this step share."""
-        return AttentionWorkspace(self.positions.device)
+        return self.shared_workspace or AttentionWorkspace(self.positions.device)
 
     # What follows serves the plain-torch path: computed once a step, used by every layer.
 

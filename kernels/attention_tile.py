@@ -16,6 +16,8 @@ Sources: FlashAttention-2, arXiv 2307.08691; online softmax, arXiv 1805.02867.
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +39,7 @@ MAX_REGISTERS = 255
 NUM_STAGES = 2  # tiles in flight; Triton gains no buffer and spills registers with 3
 LOG2_E = 1.4426950408889634
 TMA_CAPABILITY = 9
+MAX_GROUP_OF_FP32 = 64
 
 
 @jit
@@ -161,6 +164,19 @@ def attend_range(
         *(HEAD_DIM, HEAD_BLOCK, VALUE_DIM, VALUE_BLOCK, PAGE, TILE),
         *(HAS_WINDOW, HAS_SOFTCAP, FLOAT8, True, False),
     )
+
+
+@functools.cache
+def has_registers_for(dtype: torch.dtype, group: int) -> bool:
+    """Whether the query heads of one KV head fit a program's registers; says once that they do not."""
+    if dtype != torch.float32 or group <= MAX_GROUP_OF_FP32:
+        return True
+    logging.getLogger(__name__).warning(
+        "the Triton kernels have no float32 attention for %d query heads of one KV head, only for %d "
+        "or fewer: plain torch operations run instead, slower",
+        *(group, MAX_GROUP_OF_FP32),
+    )
+    return False
 
 
 def tokens_at_once(dtype: torch.dtype) -> int:

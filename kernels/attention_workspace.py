@@ -1,7 +1,8 @@
 """Scratch memory of decode attention, where programs leave parts of a sequence for one to merge.
 
-Every layer of a step uses the same memory one after the other. A step that is captured in a CUDA
-graph keeps its workspace, so the addresses stay.
+Every layer of a step uses the same memory one after the other, and so may all steps of one stream.
+A CUDA graph holds its addresses: whoever keeps the graph keeps the workspace, and captures the
+largest step first, so that it never grows again.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Compiles every Triton kernel ahead of time for the GPUs we target; it needs no GPU.
 
-    python -m kernels.check [NAME ...] [--dtype bf16] [--target 90] [--table FILE [--write]]
+    python -m kernels.check [NAME ...] [--dtype bf16] [--target 90] [--table FILE [--write] [--all]]
 
 Prints registers, shared memory, spills and the instructions that matter of every kernel, data type
 and target. Exits 1 if one does not compile, spills, takes more than the chip has, or lacks an
 instruction that its speed rests on. It catches what the interpreter cannot: tiles too small for a
 tensor core, types that do not match, shared memory that overflows. `--table` names the file that
-holds the result and exits 1 if it says anything else; with `--write` it is written. What has been
-compiled before comes from Triton's cache. A process of its own: it must not see TRITON_INTERPRET.
+holds the result and exits 1 if it says anything else; with `--write` it is written. Rows of that
+file which still hold, by their keys, are taken from it, unless `--all` wants everything compiled.
+A process of its own: it must not see TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -28,78 +28,17 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
-from kernels.attention_tile import NUM_STAGES
-from kernels.check_cases import DTYPES, Case, cases
-
-# Compute capability -> bytes of shared memory that one program may use.
-TARGETS = {80: 166_912, 90: 232_448, 100: 232_448}
-REGISTERS_OF_A_PROCESSOR = 65_536
-COLUMNS = ("registers", "shared", "spills", "MMA", "group", "128-bit", "TMA", "release")
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """What the assembler says of one kernel; the counts are of instructions in its code."""
-
-    registers: int
-    shared_bytes: int
-    spills: int
-    warp_products: int
-    """HMMA, for 8-bit numbers IMMA and QMMA: a warp multiplies from its registers."""
-    group_products: int
-    """HGMMA, IGMMA, QGMMA on sm_90, UTC…MMA on sm_100: a tile multiplies straight from shared memory."""
-    wide_loads: int
-    """128 bits a thread, from global memory to registers or to shared memory."""
-    box_loads: int
-    """UTMALDG: a whole tile, fetched by the tensor memory accelerator."""
-    releases: int
-    """Atomic additions that publish what a program has stored, and see what others have."""
-
-    def problems(self, case: Case, capability: int, dtype: str) -> list[str]:
-        """What is wrong with it; empty when it is as fast as its file says."""
-        # Triton 3.7 multiplies integers from registers on sm_100; its tile products know floats only.
-        uses_tensor_cores = dtype != "fp32" or "DEPTH" in case.constants
-        threads = 32 * case.num_warps
-        found = {
-            "spills": self.spills > 0,
-            "more registers than a processor has": (
-                self.registers * threads > REGISTERS_OF_A_PROCESSOR
-            ),
-            "more shared memory than the chip has": self.shared_bytes > TARGETS[capability],
-            "no tensor-core product": (
-                uses_tensor_cores
-                and case.has_products
-                and not self.warp_products + self.group_products
-            ),
-            "no product from shared memory": (
-                uses_tensor_cores
-                and capability >= 90
-                and case.rows >= 64
-                and not (capability >= 100 and case.constants.get("IS_INTEGER"))
-                and not self.group_products
-            ),
-            "no wide load": case.has_products and not self.wide_loads,
-            "no load by the accelerator": (
-                bool(case.constants.get("USES_BOXES")) and not self.box_loads
-            ),
-            "no release of the partial sums": "TILE" in case.constants and not self.releases,
-        }
-        return [problem for problem, is_so in found.items() if is_so]
+from kernels.check_cases import DTYPES, TARGETS, Case, cases
+from kernels.check_table import COLUMNS, Compiled, Place, Row, kept_rows, key_of, table
 
 
 def compile_case(case: Case, capability: int) -> Compiled:
     """Compile for one GPU and read the assembler's account of it."""
-    # Pointers, strides and head counts are aligned as the product aligns them: without that the
-    # compiler may not use wide loads and the figures would be of another kernel.
     names: list[str] = case.kernel.arg_names
-    aligned = {
-        (i,): [["tt.divisibility", 16]]
-        for i, name in enumerate(names)
-        if name.endswith(("_ptr", "_stride", "in_features")) and name != "table_stride"
-    }
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in case.aligned}
     types = {name: "constexpr" if name in case.constants else case.types[name] for name in names}
     source = ASTSource(case.kernel, types, case.constants, attrs=aligned)
-    options = {"num_warps": case.num_warps, "num_stages": NUM_STAGES}
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
     if case.max_registers is not None:
         options["maxnreg"] = case.max_registers
     binary = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options=options)
@@ -134,23 +73,6 @@ def _cuobjdump(cubin: bytes, option: str) -> str:
     return ran.stdout
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table; `compiled` is None where it does not compile."""
-
-    name: str
-    dtype: str
-    capability: int
-    compiled: Compiled | None
-    problems: tuple[str, ...]
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """As the table has them."""
-        figures = ("failed",) * len(COLUMNS) if self.compiled is None else astuple(self.compiled)
-        return (self.name, self.dtype, f"sm_{self.capability}", *map(str, figures))
-
-
 def check_case(case: Case, dtype: str, capability: int) -> Row:
     """Compile one case and tell what is wrong with it."""
     try:
@@ -160,44 +82,47 @@ def check_case(case: Case, dtype: str, capability: int) -> Row:
         innermost: BaseException = failure
         while innermost.__cause__ is not None:
             innermost = innermost.__cause__
-        return Row(case.name, dtype, capability, None, (f"does not compile: {innermost}",))
+        return Row(
+            *(case.name, dtype, capability, None, (f"does not compile: {innermost}",), key_of(case))
+        )
     problems = tuple(result.problems(case, capability, dtype))
-    return Row(case.name, dtype, capability, result, problems)
+    return Row(case.name, dtype, capability, result, problems, key_of(case))
 
 
-def check_named(name: str, dtype: str, capability: int) -> Row:
+def check_place(place: Place) -> Row:
     """The same in a process of the pool, to which a kernel does not travel."""
-    case = next(case for case in cases(dtype, capability) if case.name == name)
-    return check_case(case, dtype, capability)
+    chosen = cases(place.dtype, place.capability)
+    case = next(case for case in chosen if case.name == place.name)
+    return check_case(case, place.dtype, place.capability)
 
 
-def check_all(chosen: list[tuple[str, str, int]]) -> list[Row]:
-    """Compile everything, as many at once as there are processors, and print a line for each."""
-    layout = "{:44} {:5} {:7} {:>9} {:>7} {:>6} {:>5} {:>5} {:>7} {:>4} {:>7}"
-    sys.stdout.write(layout.format("kernel", "type", "target", *COLUMNS) + "\n")
+def check_all(chosen: list[tuple[Place, Case]], kept: dict[Place, Row]) -> list[Row]:
+    """Compile what is not kept, as much at once as there are processors; print a line for each."""
+    layout = "{:44} {:5} {:7} {:>9} {:>7} {:>6} {:>5} {:>5} {:>7} {:>4} {:>7}  {}"
+    sys.stdout.write(layout.format("kernel", "type", "target", *COLUMNS, "key") + "\n")
     rows = []
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        for row in pool.map(check_named, *zip(*chosen, strict=True)):
+        compiled = pool.map(check_place, [place for place, _ in chosen if place not in kept])
+        for place, _ in chosen:
+            row = kept.get(place) or next(compiled)
             sys.stdout.write(layout.format(*row.cells) + f"  {', '.join(row.problems)}\n")
             sys.stdout.flush()
             rows.append(row)
     return rows
 
 
-def table(rows: list[Row]) -> str:
-    """What was compiled as Markdown, with the version of the compiler."""
-    lines = [
-        "# Every Triton kernel, compiled ahead of time",
-        "",
-        f"Written by `make check-kernels FLAGS=--write` with Triton {triton.__version__}, and held",
-        "to it by `make check-kernels`; no GPU has run them. MMA multiplies from a warp's",
-        "registers, group (HGMMA, UTC…MMA) a whole tile from shared memory; TMA is UTMALDG.",
-        "",
-        "| kernel | type | target | " + " | ".join(COLUMNS) + " |",
-        "|---|---|---|" + "--:|" * len(COLUMNS),
-    ]
-    lines += ["| " + " | ".join(row.cells) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+def rows_that_hold(path: Path, chosen: list[tuple[Place, Case]]) -> dict[Place, Row]:
+    """Rows of the table at `path` that need not be compiled again."""
+    written = kept_rows(path)
+    held = {}
+    for place, case in chosen:
+        key, compiled = written.get(place, ("", None))
+        if compiled is not None and key == key_of(case):
+            problems = compiled.problems(case, place.capability, place.dtype)
+            held[place] = Row(
+                place.name, place.dtype, place.capability, compiled, tuple(problems), key
+            )
+    return held
 
 
 def main() -> int:
@@ -208,16 +133,19 @@ def main() -> int:
     parser.add_argument("--target", choices=TARGETS, type=int, action="append")
     parser.add_argument("--table", type=Path, help="the file that holds the result, in Markdown")
     parser.add_argument("--write", action="store_true", help="write that file")
+    parser.add_argument("--all", action="store_true", help="compile also what it holds already")
     arguments = parser.parse_args()
     targets = arguments.target or list(TARGETS)
     chosen = [
-        (case.name, dtype, capability)
+        (Place(case.name, dtype, capability), case)
         for dtype in arguments.dtype or DTYPES
         for capability in targets
         for case in cases(dtype, capability)
         if not arguments.names or case.name in arguments.names
     ]
-    rows = check_all(chosen)
+    is_kept = arguments.table is not None and not arguments.all
+    kept = rows_that_hold(arguments.table, chosen) if is_kept else {}
+    rows = check_all(chosen, kept)
     is_stale = False
     if arguments.table is not None:
         is_stale = not arguments.table.exists() or arguments.table.read_text() != table(rows)
@@ -225,6 +153,7 @@ def main() -> int:
             arguments.table.write_text(table(rows))
         elif is_stale:
             sys.stdout.write(f"{arguments.table} is stale: FLAGS=--write brings it up to date\n")
+    sys.stdout.write(f"{len(rows) - len(kept)} compiled now, {len(kept)} rows still hold\n")
     compiled = [row.compiled for row in rows if row.compiled is not None]
     sys.stdout.write(
         f"kernels={len({row.name for row in rows})} targets={len(targets)}"

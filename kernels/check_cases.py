@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-from kernels.attention_tile import MAX_REGISTERS, TMA_CAPABILITY
+from kernels.attention_tile import (
+    MAX_GROUP_OF_FP32,
+    MAX_REGISTERS,
+    MIN_DOT_ROWS,
+    NUM_STAGES,
+    TMA_CAPABILITY,
+)
 from kernels.gated_activation import _silu_and_mul_kernel
 from kernels.mixed_attention import _mixed_kernel
 from kernels.paged_decode_attention import _decode_kernel, decode_constants, decode_warps
@@ -29,13 +35,18 @@ from kernels.scaled_gemm import (
     gemm_rows,
     gemm_warps,
 )
-from kernels.triton_support import FLOAT8_CAPABILITY, Kernel
+from kernels.triton_support import FLOAT8_CAPABILITY, Kernel, next_power_of_2
 
+# Compute capability -> bytes of shared memory that one program may use.
+TARGETS = {80: 166_912, 90: 232_448, 100: 232_448}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NUM_SEQUENCES = 256
-# (query heads of a KV head, key channels, value channels): Llama 3 8B, SmolLM2, one KV head for
-# all, an odd one, and DeepSeek's.
-HEADS = ((4, 128, 128), (3, 64, 64), (8, 256, 256), (1, 80, 80), (1, 192, 128))
+# (query heads of a KV head, key channels, value channels): Llama 3 8B, SmolLM2, Gemma 2B, Phi 2,
+# DeepSeek V3; StarCoder and Falcon 7B, which have one KV head.
+HEADS = (
+    *((4, 128, 128), (3, 64, 64), (8, 256, 256), (1, 80, 80), (1, 192, 128)),
+    *((48, 128, 128), (71, 64, 64)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +58,16 @@ class Case:
     types: dict[str, str]
     constants: dict[str, Any]
     num_warps: int = 4
+    num_stages: int = 3
+    """Tiles of a loop in flight: Triton's own choice where the product makes none."""
     max_registers: int | None = None
+
+    @property
+    def aligned(self) -> tuple[str, ...]:
+        """Arguments that are multiples of 16, as the product's are: wide loads rest on that."""
+        names: list[str] = self.kernel.arg_names
+        wanted = ("_ptr", "_stride", "_features", "hidden", "width", "vocabulary")
+        return tuple(name for name in names if name.endswith(wanted) and name != "table_stride")
 
     @property
     def rows(self) -> int:
@@ -65,7 +85,7 @@ def cases(dtype: str, capability: int) -> Iterator[Case]:
     x, wide = f"*{dtype}", "*fp32"
     norm = {"x_ptr": x, "residual_ptr": wide, "weight_ptr": x, "out_ptr": x, "sum_ptr": wide}
     norm |= {"x_stride": "i32", "residual_stride": "i32", "hidden": "i32", "eps": "fp32"}
-    for has_residual, block in ((False, 1024), (True, 4096)):
+    for has_residual, block in ((False, 1024), (True, 4096), (True, 16384)):
         constants = {"HAS_RESIDUAL": has_residual, "BLOCK": block}
         yield Case(f"rms_norm_{block}", _rms_norm_kernel, norm, constants, min(16, block // 256))
     gated = {"gate_up_ptr": x, "out_ptr": x, "gate_up_stride": "i32", "width": "i32"}
@@ -73,6 +93,8 @@ def cases(dtype: str, capability: int) -> Iterator[Case]:
     yield from _sampling(dtype)
     yield from _scaled(dtype, capability)
     for heads in HEADS:
+        if dtype == "fp32" and heads[0] > MAX_GROUP_OF_FP32:
+            continue
         for kv_dtype in ("", "fp8") if dtype != "fp32" else ("",):
             yield _rotary(heads, dtype, kv_dtype, capability)
             yield from _attention(heads, dtype, kv_dtype, capability)
@@ -124,7 +146,8 @@ def _rotary(heads: tuple[int, int, int], dtype: str, kv_dtype: str, capability: 
     types |= {"cos_sin_ptr": wide, "keys_ptr": page, "values_ptr": page, "positions_ptr": long}
     types |= {"slots_ptr": long, "key_scales_ptr": wide, "value_scales_ptr": wide, "eps": "fp32"}
     types |= dict.fromkeys(("q_stride", "k_stride", "v_stride"), "i32")
-    shape = rotary_constants(8 * group, 8, head_dim, value_dim, head_dim // 2)
+    num_kv_heads = 8 if group <= 8 else 1
+    shape = rotary_constants(num_kv_heads * group, num_kv_heads, head_dim, value_dim, head_dim // 2)
     flags = {"HAS_NORMS": bool(kv_dtype), "FLOAT8": float8}
     name = f"rotary_{_heads_name(heads, kv_dtype)}"
     return Case(name, _rotary_and_write_kv_kernel, types, shape | flags)
@@ -167,19 +190,30 @@ def _attention(
         types["values_box"] = f"tensordesc<{page[1:]}[{tile}, {constants['VALUE_BLOCK']}]>"
     name = _heads_name(heads, kv_dtype)
     widest = max(head_dim, value_dim)
+    least = max(MIN_DOT_ROWS, next_power_of_2(group))
     largest = tile_rows(DTYPES[dtype], widest, capability // 10, is_float8=bool(kv_dtype))
     for has_all in (False, True):
         flags = dict.fromkeys(("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS"), has_all)
         suffix = f"{name}{'_window_softcap_sinks' if has_all else ''}"
         fixed = constants | flags | {"FLOAT8": float8}
-        warps = decode_warps(widest)
-        yield Case(f"decode_{suffix}", _decode_kernel, types, fixed, warps, MAX_REGISTERS)
-        for rows in (rows for rows in (16, 32, 64, 128) if rows <= largest):
+        yield Case(
+            f"decode_{suffix}",
+            _decode_kernel,
+            types,
+            fixed,
+            num_warps=decode_warps(widest, group),
+            num_stages=NUM_STAGES,
+            max_registers=MAX_REGISTERS,
+        )
+        for rows in (16, 32, 64, 128):
+            if not least <= rows <= max(least, largest):
+                continue
             yield Case(
                 f"mixed_{rows}_{suffix}",
                 _mixed_kernel,
                 types,
                 fixed | {"ROWS": rows, "USES_BOXES": has_boxes},
                 num_warps=tile_warps(rows, widest, capability // 10),
+                num_stages=NUM_STAGES,
                 max_registers=MAX_REGISTERS,
             )

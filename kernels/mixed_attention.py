@@ -18,11 +18,11 @@ from kernels.decode_splits import decode_splits
 from kernels.kv_cache import PagedKVCache
 from kernels.paged_decode_attention import plan_decode
 from kernels.paged_prefill_attention import chosen_tile, prefill_tiles
-from kernels.triton_support import jit, major_capability, num_processors, tl
+from kernels.triton_support import kernel, major_capability, num_processors, tl
 from kernels.tuning import Tile
 
 
-@jit
+@kernel("num_decode_programs", "num_sequences", "table_stride", "num_kv_heads", "window")
 def _mixed_kernel(
     q_ptr: tl.tensor,
     sinks_ptr: tl.tensor,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 
 from kernels.attention_metadata import AttentionMetadata
+from kernels.attention_tile import has_registers_for
 from kernels.attention_with_torch import attention_with_torch
 from kernels.cpu import attention as cpu_attention
 from kernels.cpu import library as cpu
@@ -46,7 +47,8 @@ def paged_attention(
             library, q, kv_cache, layer, metadata, scale=scale, window=window, softcap=softcap
         )
     attend = attention_with_torch
-    if runs_triton(q):
+    group = q.shape[1] // kv_cache.num_kv_heads
+    if runs_triton(q) and has_registers_for(q.dtype, group):
         attend = decode_with_triton if metadata.max_query_len == 1 else mixed_with_triton
     return attend(
         q, kv_cache, layer, metadata, scale=scale, window=window, softcap=softcap, sinks=sinks

@@ -25,7 +25,7 @@ from kernels.attention_tile import (
 )
 from kernels.decode_splits import decode_splits
 from kernels.kv_cache import BLOCK_SIZE, PagedKVCache
-from kernels.triton_support import cdiv, jit, next_power_of_2, num_processors, tl
+from kernels.triton_support import cdiv, kernel, next_power_of_2, num_processors, tl
 
 TOKENS_PER_SPLIT = 512  # enough work for one program, enough programs for one sequence
 MAX_SPLITS = 64  # of one sequence; beyond 32768 tokens its splits grow
@@ -33,7 +33,7 @@ PROGRAMS_PER_PROCESSOR = 4
 MERGE_ELEMENTS = 2048  # of the parts that are in registers at once
 
 
-@jit
+@kernel("num_sequences", "table_stride", "num_kv_heads", "window")
 def _decode_kernel(
     q_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
@@ -103,7 +103,7 @@ def decode_constants(
     tile = tokens_at_once(dtype)
     value_block = max(MIN_DOT_ROWS, next_power_of_2(value_dim))
     return {
-        "SEQUENCES_BLOCK": max(MIN_DOT_ROWS, next_power_of_2(num_sequences)),
+        "SEQUENCES_BLOCK": sequences_block(num_sequences),
         "GROUP": group,
         "GROUP_BLOCK": max(MIN_DOT_ROWS, next_power_of_2(group)),
         "HEAD_DIM": head_dim,
@@ -118,9 +118,17 @@ def decode_constants(
     }
 
 
-def decode_warps(head_dim: int) -> int:
-    """How many warps share a split, so that wide heads fit their registers."""
-    return 8 if head_dim > 128 else 4
+def sequences_block(num_sequences: int) -> int:
+    """16, 64, 256, …: few sizes, as each of them is a kernel to compile."""
+    block = MIN_DOT_ROWS
+    while block < num_sequences:
+        block *= 4
+    return block
+
+
+def decode_warps(head_dim: int, group: int) -> int:
+    """How many warps share a split, so that wide heads or many of them fit their registers."""
+    return 8 if head_dim > 128 or group > MIN_DOT_ROWS else 4
 
 
 def plan_decode(
@@ -190,7 +198,7 @@ def decode_with_triton(
         HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks is not None,
         FLOAT8=pages.float8,
-        num_warps=decode_warps(max(kv_cache.head_dim, kv_cache.value_dim)),
+        num_warps=decode_warps(max(kv_cache.head_dim, kv_cache.value_dim), plan.constants["GROUP"]),
         maxnreg=MAX_REGISTERS,
         num_stages=NUM_STAGES,
     )

@@ -17,6 +17,9 @@ from kernels.attention_tile import MIN_DOT_ROWS, NUM_STAGES, attend_range
 from kernels.triton_support import jit, next_power_of_2, tl
 from kernels.tuning import Tile, active, shape_of
 
+LARGE_CAPABILITIES = (9, 10)
+"""GPUs with 227 KiB of shared memory for a program; consumers' later ones have 99 again."""
+
 
 @jit
 def _prefill_tile(
@@ -157,9 +160,10 @@ def tile_rows(
     """
     if dtype == torch.float32:
         return MIN_DOT_ROWS
-    rows = 128 if capability >= 9 else 64
+    is_large = capability in LARGE_CAPABILITIES
+    rows = 128 if is_large else 64
     if head_dim > 128:
-        return rows // 4 if is_float8 and capability >= 9 else rows // 2
+        return rows // 4 if is_float8 and is_large else rows // 2
     return rows
 
 
@@ -180,7 +184,8 @@ def chosen_rows(
 
 def tile_warps(rows: int, head_dim: int, capability: int) -> int:
     """How many warps share a tile, so that its rows fit their registers."""
-    return 8 if rows >= 32 or head_dim > 128 or capability < 9 else 4
+    is_large = capability in LARGE_CAPABILITIES
+    return 8 if rows >= 32 or head_dim > 128 or not is_large else 4
 
 
 def rule_of_tile(

@@ -27,6 +27,9 @@ from kernels.kv_cache import BLOCK_SIZE, PagedKVCache
 from kernels.rms_norm import rms_norm
 from kernels.triton_support import jit, next_power_of_2, runs_triton, tl
 
+# Of the heads that a program holds in registers; those of more heads would spill.
+ELEMENTS_AT_ONCE = 4096
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueryKeyNorms:
@@ -131,49 +134,53 @@ def _rotary_and_write_kv_kernel(
     cos = tl.load(row_ptr, mask=half < HALF, other=0.0)
     sin = tl.load(row_ptr + HALF, mask=half < HALF, other=0.0)
     # 1. q
-    heads = tl.arange(0, HEADS_BLOCK)[:, None]  # [HEADS_BLOCK, 1]
-    is_head = heads < NUM_HEADS
-    head_ptr = q_ptr + token * q_stride + heads * HEAD_DIM
-    first, second, rest = _rotated(
-        *(head_ptr, query_norm_ptr, is_head, (cos, sin), eps),
-        *(HEAD_DIM, HEAD_BLOCK, HALF, HALF_BLOCK, HAS_NORMS),
-    )
     dtype = q_ptr.dtype.element_ty
-    tl.store(head_ptr + half, first.to(dtype), mask=is_head & (half < HALF))
-    tl.store(head_ptr + HALF + half, second.to(dtype), mask=is_head & (half < HALF))
-    if HAS_NORMS and HALF * 2 < HEAD_DIM:
-        tl.store(head_ptr + channels, rest.to(dtype), mask=is_head & is_rest)
-    # 2. k: the rotated part, then what lies beyond it
-    if slot >= 0:
-        kv_heads = tl.arange(0, KV_HEADS_BLOCK)[:, None]  # [KV_HEADS_BLOCK, 1]
-        is_kv_head = kv_heads < NUM_KV_HEADS
-        key_ptr = k_ptr + token * k_stride + kv_heads * HEAD_DIM
-        key_first, key_second, key_rest = _rotated(
-            *(key_ptr, key_norm_ptr, is_kv_head, (cos, sin), eps),
+    for first_head in range(0, NUM_HEADS, HEADS_BLOCK):
+        heads = first_head + tl.arange(0, HEADS_BLOCK)[:, None]  # [HEADS_BLOCK, 1]
+        is_head = heads < NUM_HEADS
+        head_ptr = q_ptr + token * q_stride + heads * HEAD_DIM
+        first, second, rest = _rotated(
+            *(head_ptr, query_norm_ptr, is_head, (cos, sin), eps),
             *(HEAD_DIM, HEAD_BLOCK, HALF, HALF_BLOCK, HAS_NORMS),
         )
-        # 3. v
-        columns = tl.arange(0, VALUE_BLOCK)[None, :]  # [1, VALUE_BLOCK]
-        is_value = is_kv_head & (columns < VALUE_DIM)
-        value_ptr = v_ptr + token * v_stride + kv_heads * VALUE_DIM
-        values = tl.load(value_ptr + columns, mask=is_value, other=0.0).to(tl.float32)
-        # 4. both into their page
-        if FLOAT8 != "none":
-            key_scale = tl.load(key_scales_ptr + kv_heads, mask=is_kv_head, other=1.0)
-            key_first, key_second = key_first / key_scale, key_second / key_scale
-            key_rest = key_rest / key_scale
-            values = values / tl.load(value_scales_ptr + kv_heads, mask=is_kv_head, other=1.0)
-        stored = keys_ptr.dtype.element_ty
-        row = (slot // PAGE * NUM_KV_HEADS + kv_heads) * PAGE + slot % PAGE  # [KV_HEADS_BLOCK, 1]
-        place = keys_ptr + row * HEAD_DIM
-        is_pair = is_kv_head & (half < HALF)
-        tl.store(place + half, to_e4m3(key_first, stored, FLOAT8), mask=is_pair)
-        tl.store(place + HALF + half, to_e4m3(key_second, stored, FLOAT8), mask=is_pair)
-        if HALF * 2 < HEAD_DIM:
-            is_left = is_kv_head & is_rest
-            tl.store(place + channels, to_e4m3(key_rest, stored, FLOAT8), mask=is_left)
-        value_place = values_ptr + row * VALUE_DIM + columns
-        tl.store(value_place, to_e4m3(values, stored, FLOAT8), mask=is_value)
+        # In place: every thread has loaded before one of them stores.
+        tl.debug_barrier()
+        tl.store(head_ptr + half, first.to(dtype), mask=is_head & (half < HALF))
+        tl.store(head_ptr + HALF + half, second.to(dtype), mask=is_head & (half < HALF))
+        if HAS_NORMS and HALF * 2 < HEAD_DIM:
+            tl.store(head_ptr + channels, rest.to(dtype), mask=is_head & is_rest)
+    if slot >= 0:
+        for first_head in range(0, NUM_KV_HEADS, KV_HEADS_BLOCK):
+            # 2. k: the rotated part, then what lies beyond it
+            kv_heads = first_head + tl.arange(0, KV_HEADS_BLOCK)[:, None]  # [KV_HEADS_BLOCK, 1]
+            is_kv_head = kv_heads < NUM_KV_HEADS
+            key_ptr = k_ptr + token * k_stride + kv_heads * HEAD_DIM
+            key_first, key_second, key_rest = _rotated(
+                *(key_ptr, key_norm_ptr, is_kv_head, (cos, sin), eps),
+                *(HEAD_DIM, HEAD_BLOCK, HALF, HALF_BLOCK, HAS_NORMS),
+            )
+            # 3. v
+            columns = tl.arange(0, VALUE_BLOCK)[None, :]  # [1, VALUE_BLOCK]
+            is_value = is_kv_head & (columns < VALUE_DIM)
+            value_ptr = v_ptr + token * v_stride + kv_heads * VALUE_DIM
+            values = tl.load(value_ptr + columns, mask=is_value, other=0.0).to(tl.float32)
+            # 4. both into their page
+            if FLOAT8 != "none":
+                key_scale = tl.load(key_scales_ptr + kv_heads, mask=is_kv_head, other=1.0)
+                key_first, key_second = key_first / key_scale, key_second / key_scale
+                key_rest = key_rest / key_scale
+                values = values / tl.load(value_scales_ptr + kv_heads, mask=is_kv_head, other=1.0)
+            stored = keys_ptr.dtype.element_ty
+            row = (slot // PAGE * NUM_KV_HEADS + kv_heads) * PAGE + slot % PAGE
+            place = keys_ptr + row * HEAD_DIM  # [KV_HEADS_BLOCK, 1]
+            is_pair = is_kv_head & (half < HALF)
+            tl.store(place + half, to_e4m3(key_first, stored, FLOAT8), mask=is_pair)
+            tl.store(place + HALF + half, to_e4m3(key_second, stored, FLOAT8), mask=is_pair)
+            if HALF * 2 < HEAD_DIM:
+                is_left = is_kv_head & is_rest
+                tl.store(place + channels, to_e4m3(key_rest, stored, FLOAT8), mask=is_left)
+            value_place = values_ptr + row * VALUE_DIM + columns
+            tl.store(value_place, to_e4m3(values, stored, FLOAT8), mask=is_value)
 
 
 def rotary_and_write_kv_with_triton(
@@ -224,11 +231,12 @@ def rotary_constants(
     num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int, half: int
 ) -> dict[str, int]:
     """The compile-time parameters for these heads."""
+    at_once = max(1, ELEMENTS_AT_ONCE // next_power_of_2(max(head_dim, value_dim)))
     return {
         "NUM_HEADS": num_heads,
-        "HEADS_BLOCK": next_power_of_2(num_heads),
+        "HEADS_BLOCK": min(at_once, next_power_of_2(num_heads)),
         "NUM_KV_HEADS": num_kv_heads,
-        "KV_HEADS_BLOCK": next_power_of_2(num_kv_heads),
+        "KV_HEADS_BLOCK": min(at_once, next_power_of_2(num_kv_heads)),
         "HEAD_DIM": head_dim,
         "HEAD_BLOCK": next_power_of_2(head_dim),
         "VALUE_DIM": value_dim,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from kernels.sampling_batch import SamplingBatch
-from kernels.triton_support import jit, next_power_of_2, tl
+from kernels.triton_support import jit, kernel, next_power_of_2, tl
 
 MAX_BLOCK = 4096  # logits at once; 8192 spill registers
 NUM_WARPS = 16
@@ -191,7 +191,7 @@ def _sample_kernel(
     tl.store(tokens_ptr + row, tl.where(is_sound, token, -1).to(tl.int64))
 
 
-@jit
+@kernel("num_top")
 def _log_probs_kernel(
     logits_ptr: tl.tensor,
     token_ids_ptr: tl.tensor,

@@ -38,6 +38,7 @@ __all__ = [
     "float8_form",
     "gpu_capability",
     "jit",
+    "kernel",
     "major_capability",
     "multiplies_float8",
     "next_power_of_2",
@@ -89,6 +90,22 @@ def jit(function: Callable[..., Any]) -> Kernel:
         return _MissingKernel(function.__name__)
     kernel: Kernel = triton.jit(function)
     return kernel
+
+
+def kernel(*varying: str) -> Callable[[Callable[..., Any]], Kernel]:
+    """As `jit`, of a kernel that is launched; `varying` names integers that differ between launches.
+
+    For any other integer Triton compiles anew when it is 1, or a multiple of 16, for the first time:
+    streams would wait for seconds whenever a batch has another size.
+    """
+
+    def compiled(function: Callable[..., Any]) -> Kernel:
+        if not HAS_TRITON:
+            return _MissingKernel(function.__name__)
+        found: Kernel = triton.jit(function, do_not_specialize=list(varying))
+        return found
+
+    return compiled
 
 
 def gpu_capability(device: torch.device) -> tuple[int, int] | None:

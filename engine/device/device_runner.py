@@ -19,6 +19,7 @@ from engine.batch import AdjustedRow, PromptSpan, StepBatch
 from engine.device.decode_graphs import DecodeGraphs
 from engine.device.device import Device, Event
 from engine.device.step_buffers import NUM_SIDES, BufferSizes, Padding, StepBuffers
+from engine.device.warm_up import warm_up
 from engine.models.adapters.rows import AdapterRows
 from engine.models.model import AdaptableModel, Model
 from engine.prompt_logprobs import prompt_logprobs
@@ -95,6 +96,13 @@ class DeviceRunner:
         self._turn = 0
         with torch.inference_mode():
             self._graphs.capture()
+            warm_up(
+                model,
+                self.kv_cache,
+                padding.block,
+                max_running=limits.max_running,
+                max_step_tokens=limits.max_step_tokens,
+            )
 
     @torch.inference_mode()
     def start(

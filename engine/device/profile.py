@@ -4,6 +4,7 @@ Measured, not computed: a step of the largest size is run before the cache is ma
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -16,28 +17,49 @@ RESERVED_SHARE = 0.05
 """Of what is left then: for graphs, the library's own memory, and what fragments."""
 
 
-def kv_pool_bytes(gpu: Device, model: Model, max_step_tokens: int, granted_bytes: int) -> int:
+def kv_pool_bytes(
+    gpu: Device, model: Model, *, max_step_tokens: int, max_running: int, granted_bytes: int
+) -> int:
     """Bytes for the KV cache, `granted_bytes` at most; the model is loaded, its cache is not."""
-    peak_bytes = gpu.peak_bytes(_largest_step(model, max_step_tokens))
+    peak_bytes = gpu.peak_bytes(_largest_step(model, max_step_tokens, max_running))
     left = gpu.memory().free_bytes - peak_bytes
     return max(0, min(granted_bytes, int(left * (1 - RESERVED_SHARE))))
 
 
-def _largest_step(model: Model, num_tokens: int) -> Callable[[], object]:
-    """Whole prompts of so many tokens together, each as long as the context may be."""
+def _largest_step(model: Model, num_tokens: int, max_running: int) -> Callable[[], object]:
+    """Whole prompts of so many tokens together, each as long as the context may be.
+
+    Beside the scratch memory of as many decodes as there may be, which graphs hold all the time.
+    """
     longest = min(num_tokens, model.spec.context_length)
     lens = [longest] * (num_tokens // longest)
     if rest := num_tokens % longest:
         lens.append(rest)
 
     def run() -> object:
-        kv_cache, metadata = _cache_for(model, lens)
-        token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=model.device)
-        rows = metadata.query_start[1:].long() - 1
         with torch.inference_mode():
-            return model.forward(token_ids, kv_cache, metadata, rows).argmax(dim=-1)
+            decodes = _run_decodes(model, max_running)
+            kv_cache, metadata = _cache_for(model, lens)
+            token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=model.device)
+            rows = metadata.query_start[1:].long() - 1
+            tokens = model.forward(token_ids, kv_cache, metadata, rows).argmax(dim=-1)
+        return tokens, decodes
 
     return run
+
+
+def _run_decodes(model: Model, num_sequences: int) -> AttentionMetadata:
+    """Decodes with contexts of which nothing is known: their metadata holds the scratch memory."""
+    metadata = AttentionMetadata.build(
+        query_lens=[1] * num_sequences,
+        context_lens=[1] * num_sequences,
+        block_tables=[[0]] * num_sequences,
+        device=model.device,
+    )
+    metadata = replace(metadata, max_context_len=model.spec.context_length)
+    token_ids = torch.zeros(num_sequences, dtype=torch.int64, device=model.device)
+    model.forward(token_ids, model.create_kv_cache(1), metadata, token_ids)
+    return metadata
 
 
 def _cache_for(model: Model, lens: list[int]) -> tuple[KVBlocks, AttentionMetadata]:

@@ -15,6 +15,7 @@ from engine.batch import StepBatch
 from engine.device.device import Device
 from engine.scheduling.slots import SlotTable
 from kernels.attention_metadata import AttentionMetadata
+from kernels.attention_workspace import AttentionWorkspace
 from kernels.kv_cache import BLOCK_SIZE
 from kernels.sampling_batch import SamplingBatch
 
@@ -90,6 +91,7 @@ class StepBuffers:
         self._arrays = _split(self._packed, sizes)
         shape = (sizes.num_sequences, sizes.num_blocks)
         self._tables = torch.zeros(shape, dtype=torch.int32, device=where)
+        self._workspace = AttentionWorkspace(where)
         self._sides = [self._side(num_bytes, shape) for _ in range(NUM_SIDES)]
         self._turn = 0
 
@@ -109,6 +111,7 @@ class StepBuffers:
             slot_mapping=self.array("slot_mapping", num_tokens),
             max_query_len=max_query_len,
             max_context_len=max_context_len,
+            shared_workspace=self._workspace,
         )
 
     def sampling(self, num_rows: int, *, is_all_greedy: bool) -> SamplingBatch:

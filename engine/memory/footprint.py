@@ -85,11 +85,16 @@ def stored_weights(directory: Path) -> StoredWeights:
 
 
 def read_footprint(
-    directory: Path, bytes_per_element: int, stored: StoredWeights | None = None
+    directory: Path,
+    bytes_per_element: int,
+    stored: StoredWeights | None = None,
+    *,
+    bytes_per_kv_element: int | None = None,
 ) -> Footprint:
     """The footprint of the checkpoint in `directory`. Raises ModelRefused when it cannot be read.
 
-    `stored`: what is known of weights that are not there yet.
+    `stored`: what is known of weights that are not there yet. `bytes_per_kv_element` where the KV
+    cache has another precision than the weights.
     """
     config = _read_config(directory)
     packed = read_packed_weights(config)
@@ -109,7 +114,9 @@ def read_footprint(
         num_parameters=num_parameters,
         context_length=context_length(config),
         weight_bytes=num_parameters * bytes_per_element,
-        kv_bytes_per_token=_kv_elements_per_token(config) * bytes_per_element,
+        kv_bytes_per_token=(
+            _kv_elements_per_token(config) * (bytes_per_kv_element or bytes_per_element)
+        ),
         packed=packed,
     )
 

@@ -95,6 +95,17 @@ class Checkpoint:
                 f"the checkpoint holds {len(self._unread)} tensors of an unknown structure: {names}"
             )
 
+    def has_stored(self, name: str) -> bool:
+        """Whether a tensor of this name is stored, one that belongs to no weight included."""
+        return name in self._file_by_name
+
+    def stored(self, name: str) -> torch.Tensor:
+        """A tensor as it is stored. Raises ModelRefused when it is missing."""
+        if name not in self._file_by_name:
+            raise ModelRefused(f"the checkpoint lacks the tensor {name}", tensor=name)
+        self._unread.discard(name)
+        return self._stored(name)
+
     def _plain(self, name: str) -> torch.Tensor:
         packed = self._packed.get(name)
         if packed is not None:

@@ -22,6 +22,7 @@ from engine.models.adapters.rows import AdapterRows, Groups
 from engine.models.adapters.weights import Adapter
 from engine.models.checkpoint import Checkpoint, read_json
 from engine.models.decoder_config import DecoderConfig
+from engine.models.kv_scales import KVScales
 from engine.models.model import KVBlocks, ModelSpec
 from engine.models.smoothing import (
     NUM_TOKENS,
@@ -36,7 +37,7 @@ from engine.models.smoothing import (
 from kernels.attention_metadata import AttentionMetadata
 from kernels.cpu import library as cpu
 from kernels.cpu.decoder import CpuDecoder, CpuLayer, CpuLinear
-from kernels.kv_cache import BLOCK_SIZE, PagedKVCache
+from kernels.kv_cache import BLOCK_SIZE, FLOAT8, PagedKVCache
 from kernels.linear import (
     PackedGatedLinear,
     PackedLinear,
@@ -77,9 +78,11 @@ class Decoder:
         device: torch.device,
         quantization: Quantization = "none",
         smoothing: dict[str, Factors] | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
         self.quantization = quantization
         self._device = device
         weights = Weights(config, checkpoint, dtype, device, quantization, smoothing or {})
@@ -87,6 +90,11 @@ class Decoder:
         self.layers = [weights.layer(index) for index in range(config.num_layers)]
         self.final_norm = weights.norm("model.norm.weight", config.hidden_size)
         self.head = self._create_head(weights)
+        self.kv_scales: KVScales | None = None
+        """Of a cache of 8-bit floats."""
+        if self.kv_dtype == FLOAT8:
+            shape = (config.num_layers, config.num_kv_heads)
+            self.kv_scales = KVScales.read(checkpoint, *shape)
         checkpoint.refuse_unread()
         self.cos_sin = build_cos_sin(
             config.context_length, config.head_dim, config.rope_theta, config.rope_scaling
@@ -99,6 +107,8 @@ class Decoder:
         """Precision of what passes from one operation to the next: as the compiled step has it."""
         self._normed = torch.float32 if self._compiled is not None else dtype
         """And of what passes from a norm to a projection, which rounds it as its weights need it."""
+        if self.kv_dtype == FLOAT8 and self.kv_scales is None:
+            self.kv_scales = self._measured_kv_scales()
 
     @property
     def spec(self) -> ModelSpec:
@@ -108,7 +118,7 @@ class Decoder:
             vocab_size=config.vocab_size,
             context_length=config.context_length,
             bytes_per_block=PagedKVCache.bytes_per_block(
-                config.num_layers, config.num_kv_heads, config.head_dim, self.dtype
+                config.num_layers, config.num_kv_heads, config.head_dim, self.kv_dtype
             ),
             weight_bytes=sum(projection.num_bytes for projection in self._projections()),
         )
@@ -125,15 +135,22 @@ class Decoder:
 
     def create_kv_cache(self, num_blocks: int) -> PagedKVCache:
         """A zero-filled KV cache of its shape."""
+        kv_cache = self._kv_cache(num_blocks, self.kv_dtype)
+        if self.kv_scales is not None:
+            self.kv_scales.write(kv_cache)
+        return kv_cache
+
+    def _kv_cache(self, num_blocks: int, dtype: torch.dtype) -> PagedKVCache:
         config = self.config
-        return PagedKVCache(
-            config.num_layers,
-            num_blocks,
-            config.num_kv_heads,
-            config.head_dim,
-            self.dtype,
-            self._device,
-        )
+        shape = (config.num_layers, num_blocks, config.num_kv_heads, config.head_dim)
+        return PagedKVCache(*shape, dtype, self._device)
+
+    @torch.inference_mode()
+    def _measured_kv_scales(self) -> KVScales:
+        """By a prompt of random tokens, whose keys and values are kept as they are."""
+        tokens = random_tokens(self.config.vocab_size, min(NUM_TOKENS, self.config.context_length))
+        exact = self._kv_cache(-(-len(tokens) // BLOCK_SIZE), self.dtype)
+        return KVScales.measure(self, tokens.to(self._device), exact)
 
     def forward(
         self,
@@ -174,6 +191,16 @@ class Decoder:
     def observe_activations(self, token_ids: torch.Tensor, observe: Observer) -> None:
         """Run `token_ids` [T] as one prompt, and tell what enters each projection."""
         num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+        self.run_prompt(token_ids, self.create_kv_cache(num_blocks), observe)
+
+    def run_prompt(
+        self,
+        token_ids: torch.Tensor,
+        kv_cache: PagedKVCache,
+        observe: Observer = lambda name, x: None,
+    ) -> None:
+        """Leave the keys and values of one prompt [T] in the first blocks of the cache."""
+        num_blocks = -(-len(token_ids) // BLOCK_SIZE)
         metadata = AttentionMetadata.build(
             query_lens=[len(token_ids)],
             context_lens=[len(token_ids)],
@@ -182,7 +209,6 @@ class Decoder:
         )
         hidden = self.embedding.index_select(0, token_ids).float()
         rows = torch.arange(len(token_ids), device=self._device)
-        kv_cache = self.create_kv_cache(num_blocks)
         self._forward_by_operations(hidden, kv_cache, metadata, rows, observe)
 
     def _forward_by_operations(
@@ -229,7 +255,7 @@ class Decoder:
     def _compile(self) -> CpuDecoder | None:
         """The whole step as one call, where the C++ library has all of it."""
         config, library = self.config, cpu.active()
-        is_packed = self.head.packed is not None
+        is_packed = self.head.packed is not None and self.kv_dtype in cpu.DTYPES
         if library is None or not is_packed or not library.supports_head_dim(config.head_dim):
             return None
         return CpuDecoder(
@@ -242,7 +268,7 @@ class Decoder:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             eps=config.rms_norm_eps,
-            kv_dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
         )
 
     def _create_head(self, weights: "Weights") -> PackedLinear:
@@ -299,10 +325,12 @@ def load_decoder(
     quantization: Quantization = "none",
     *,
     cache: Path | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> Decoder:
     """Load a checkpoint of the Llama structure; raises ModelRefused with one clear sentence.
 
     `cache` is where the factors of smoothing are kept: without it each load finds them anew.
+    `kv_dtype` is that of the KV cache where it is not to be `dtype`.
     """
     config = DecoderConfig.parse(read_json(directory / "config.json"))
     if quantization != "none" and not cpu.CpuLibrary.supports_head_dim(config.head_dim):
@@ -316,7 +344,8 @@ def load_decoder(
         facts = [SMOOTHING_FORM, *weight_files(directory), str(dtype), _build_name()]
         kept = observe() if cache is None else remembered(cache, facts, KeptFactors, observe)[0]
         smoothing = kept.factors
-    return Decoder(config, Checkpoint(directory, device), dtype, device, quantization, smoothing)
+    checkpoint = Checkpoint(directory, device)
+    return Decoder(config, checkpoint, dtype, device, quantization, smoothing, kv_dtype)
 
 
 def _observed_factors(

@@ -44,6 +44,8 @@ class LoadReport:
     unpacked: str = ""
     """How the checkpoint's weights were packed, where they were."""
     has_chat_template: bool = True
+    kv_cache: str = ""
+    """How an 8-bit KV cache is scaled, where there is one."""
     num_ranks: int = 1
     """Processes that share it."""
 
@@ -60,6 +62,8 @@ class LoadReport:
             parts.append(self.unpacked)
         if self.quantization != "none":
             parts.append(f"{self.quantization}: {QUALITY[self.quantization]}")
+        if self.kv_cache:
+            parts.append(self.kv_cache)
         if self.checks:
             limit = self.checks[0].limit
             errors = ", ".join(str(check) for check in self.checks)

@@ -35,7 +35,7 @@ POLL_S = 0.5
 """How often the file of hostings is looked at, and whether somebody has been idle for long."""
 RETRY_S = 30.0
 """After a fault that may pass, such as a lack of memory."""
-BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2}
+BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2, "fp8": 1}
 
 
 class Hostings(Protocol):
@@ -126,8 +126,14 @@ class Keeper:
         hosted = Hosted(hosting, line, introduction, None)
         try:
             element = BYTES_PER_ELEMENT[self._settings.dtype]
-            read = read_adapter_footprint if hosting.base else read_footprint
-            hosted.footprint = read(hosting.directory, element)
+            if hosting.base:
+                hosted.footprint = read_adapter_footprint(hosting.directory, element)
+            else:
+                hosted.footprint = read_footprint(
+                    hosting.directory,
+                    element,
+                    bytes_per_kv_element=BYTES_PER_ELEMENT.get(self._settings.kv_cache_dtype),
+                )
         except ModelRefused as refusal:
             self._fail(hosted, refusal.message, inf)
         except Exception as fault:  # foreign files may fail in any way

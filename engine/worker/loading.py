@@ -94,9 +94,14 @@ def _load_model(
             settings.quantization,
             verify_fused=settings.verify_fused,
             cache=settings.calibration_cache,
+            is_kv_float8=settings.kv_cache_dtype == "fp8",
         )
     if settings.quantization != "none":
         raise ModelRefused("quantised weights cannot be shared by several ranks yet")
+    if settings.kv_cache_dtype == "fp8":
+        raise ModelRefused(
+            "an 8-bit KV cache cannot be shared by several ranks yet", setting="kv_cache_dtype"
+        )
     model = load_leading(directory, dtype, device, settings.tensor_parallel)
     return model, LoadReport(FUSED, num_ranks=settings.tensor_parallel)
 
@@ -155,6 +160,7 @@ class _Machine:
                 device=self.device,
                 num_threads=num_threads(settings),
                 kernels=f"{kernels_name()}, quantization {settings.quantization}"
+                + (", 8-bit KV cache" if settings.kv_cache_dtype == "fp8" else "")
                 + (", graphs" if self.gpu else "")
                 + (f", {settings.tensor_parallel} ranks" if settings.tensor_parallel > 1 else ""),
             ),

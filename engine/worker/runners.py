@@ -83,7 +83,13 @@ def create_runner(
     if gpu is None:
         capacity = capacity_of(model.spec, settings, pool_bytes)
         return ModelRunner(model, capacity.num_blocks), capacity
-    pool_bytes = kv_pool_bytes(gpu, model, settings.max_step_tokens, pool_bytes)
+    pool_bytes = kv_pool_bytes(
+        gpu,
+        model,
+        max_step_tokens=settings.max_step_tokens,
+        max_running=settings.max_running,
+        granted_bytes=pool_bytes,
+    )
     capacity = capacity_of(model.spec, settings, pool_bytes)
     limits = RunnerLimits(capacity.num_blocks, capacity.max_running, settings.max_step_tokens)
     return DeviceRunner(model, gpu, limits), capacity

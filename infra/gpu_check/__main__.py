@@ -1,7 +1,9 @@
 """`python -m infra.gpu_check`: every GPU test and benchmark, each within its time, one report.
 
-Needs torch and, for everything but the inventory, Triton; see `inventory` for the versions. Without
-a GPU it says so, and runs what needs none. The report is written to --out after every section.
+Any Python that has torch, Triton and pytest will do; the engine's section needs msgspec,
+pydantic-settings, structlog and transformers as well, and fails by itself where they are missing. See
+`inventory` for the versions. Without a GPU it says so, and runs what needs none, with all that the
+other tests need. The report is written to --out after every section.
 """
 
 import argparse

@@ -52,7 +52,9 @@ def sections_without_gpu() -> list[Section]:
     """Without one: what can be said all the same."""
     return [
         _module("versions and API", 60, "infra.gpu_check.inventory"),
-        _pytest("kernels: interpreted, and compiled", 400, "tests/kernels/test_triton.py"),
+        _module(
+            "kernels: interpreted, and compiled", 400, "pytest", "tests/kernels/test_triton.py"
+        ),
         _module("predictions of the static model", 60, "kernels.benchmarks"),
     ]
 
@@ -86,5 +88,5 @@ def _module(name: str, timeout_s: float, module: str, *arguments: str) -> Sectio
 
 
 def _pytest(name: str, timeout_s: float, path: str) -> Section:
-    options = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", f"--timeout={timeout_s:.0f}")
+    options = ("-q", "-p", "no:cacheprovider", "-c", "tests/gpu/pytest.ini")
     return _module(name, timeout_s, "pytest", path, *options)

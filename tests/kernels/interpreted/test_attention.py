@@ -136,7 +136,7 @@ def test_prefill_with(options: str) -> None:
 
 
 def test_a_window_that_is_whole_in_the_middle_of_a_context() -> None:
-    check(build_step([66, 1], [330, 300]), window=200)
+    check(build_step([66, 1], [330, 300], dtype=torch.float16), window=200)
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0)])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels import reference, triton_support
+from kernels.attention_tile import has_registers_for
 from kernels.gated_activation import silu_and_mul
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import rms_norm
@@ -34,6 +35,18 @@ def test_a_data_type_without_kernels_says_so_and_runs_torch(
     x = torch.randn(3, 8, dtype=torch.float64)
     assert_near(silu_and_mul(x), reference.silu_and_mul(x), torch.float32)
     assert "the Triton kernels have no float64, only bfloat16, float16 and float32" in caplog.text
+
+
+def test_fp32_heads_too_many_for_registers_run_torch_and_say_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    has_registers_for.cache_clear()
+    step = build_step([1, 3], [70, 30], num_heads=65, num_kv_heads=1, head_dim=8)
+    arguments = (step.q, step.kv_cache, 0, step.metadata)
+    expected = reference.paged_attention(*arguments, scale=0.25)
+    assert_near(paged_attention(*arguments, scale=0.25), expected, torch.float32)
+    assert "no float32 attention for 65 query heads of one KV head" in caplog.text
+    assert has_registers_for(torch.float16, 65)
 
 
 def test_without_triton_a_gpu_runs_torch(
