@@ -31,18 +31,22 @@ int64_t spread_stride(int64_t length) {
   return round_up(round_up(length, line) + (round_up(length, line) / line % 2 ? 0 : line), line);
 }
 
+// The largest magnitude of a group; NaN if it holds a NaN or an infinity. Magnitudes are compared as
+// the integers that their bits are: a step takes one cycle where a maximum of floats takes four.
+template <class X>
+float largest_magnitude(const X* x, int64_t length) {
+  Magnitudes most = no_magnitudes();
+  for_each_vector(length, [&](int64_t i, int count) { most = larger(most, load(x + i, count)); });
+  const float largest = reduce_max(most);
+  return std::isfinite(largest) ? largest : std::numeric_limits<float>::quiet_NaN();
+}
+
 template <class X, class Store>
 float quantise_group(const X* x, int64_t length, const Store& store_integers) {
-  F32 most = zero(), zeros = zero();  // 0 * x is a NaN for a NaN or an infinity
-  for_each_vector(length, [&](int64_t i, int count) {
-    const F32 value = load(x + i, count);
-    zeros = fma(zero(), value, zeros);
-    most = max(max(value, zero() - value), most);
-  });
-  const float largest = reduce_max(most);
-  if (any_nan(zeros)) {
+  const float largest = largest_magnitude(x, length);
+  if (std::isnan(largest)) {
     for_each_vector(length, [&](int64_t i, int count) { store_integers(i, zero(), count); });
-    return std::numeric_limits<float>::quiet_NaN();
+    return largest;
   }
   // Below the smallest normal number there is nothing to scale by.
   const F32 factor = broadcast(largest < 1e-36f ? 0.0f : 127.0f / largest);

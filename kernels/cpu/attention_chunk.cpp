@@ -135,9 +135,9 @@ void Attention<Dot>::soften_row(const Tile& tile, int64_t first, int num_tokens,
 // Some channels of the keys that will be read a chunk after this page: of the tile, or of the one
 // that follows it. Only where tokens lie.
 template <class Dot>
-Prefetch Attention<Dot>::keys_ahead(const Tile& tile, const Tile* next, int64_t page,
-                                    int64_t channel, int64_t num_channels,
-                                    int64_t num_steps) const {
+StridedPrefetch Attention<Dot>::keys_ahead(const Tile& tile, const Tile* next, int64_t page,
+                                           int64_t channel, int64_t num_channels,
+                                           int64_t num_steps) const {
   page += kChunkPages;
   const int64_t num_pages = (tile.end_position() + kPageTokens - 1) / kPageTokens;
   const Tile* reader = &tile;
@@ -151,8 +151,9 @@ Prefetch Attention<Dot>::keys_ahead(const Tile& tile, const Tile* next, int64_t 
   const Element* keys = pages_.key_panel(reader->block_table[page], reader->kv_head);
   constexpr int64_t kLine = kLineBytes / (Dot::kDepth * sizeof(Element));  // in tokens
   const int64_t lines = (tokens + kLine - 1) / kLine;
-  return {reinterpret_cast<const char*>(keys + channel * kPageTokens),
-          lines * num_channels / Dot::kDepth, num_steps, lines, kPageTokens / kLine};
+  return {Prefetch(reinterpret_cast<const char*>(keys + channel * kPageTokens),
+                   lines * num_channels / Dot::kDepth, num_steps),
+          lines, kPageTokens / kLine};
 }
 
 template <class Dot>
@@ -168,7 +169,7 @@ void Attention<Dot>::add_page(const Tile& tile, const Tile* next, int64_t first,
       scratch.probabilities + row * kScoreStride + page * kPageTokens;
   const Element* panel =
       pages_.value_panel(block(tile, first, page), tile.kv_head) + channel * kDepth;
-  Prefetch next_keys;
+  StridedPrefetch next_keys;
   if (row == 0) {
     next_keys = keys_ahead(tile, next, first / kPageTokens + page, channel,
                            kVectors * F32::kWidth, num_steps);

@@ -1,11 +1,12 @@
 """Runs the operations of one model's forward pass and prints them as fractions of the machine.
 
-    python -m kernels.cpu.benchmark [--dtype bf16] [--threads 2] [--target avx2] [--cache DIR]
+    python -m kernels.cpu.benchmark [--precision int8] [--threads 2] [--target avx2] [--cache DIR]
 
-The limits are measured in the same run: multiply-adds in registers, and a stream read from memory.
-An operation's limit is the larger of its arithmetic at the first rate and its traffic at the second
-(weights and KV pages; activations stay in the caches). Weights are random, their layers are all
-different memory, so that a step reads what a real one reads.
+The limits are measured in the same run: multiply-adds in registers (of integers, for the products
+of int8), and a stream read from memory. An operation's limit is the larger of its arithmetic at the
+first rate and its traffic at the second (weights and KV pages; activations stay in the caches).
+Weights are random, their layers are all different memory, so that a step reads what a real one
+reads. The figure of a product of int8 includes quantising the rows that it multiplies.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from kernels.cpu.build import AVX2, NATIVE
 from kernels.cpu.heap import keep_freed_memory
 from kernels.gated_activation import silu_and_mul
 from kernels.kv_cache import PagedKVCache
-from kernels.linear import PackedLinear, linear
+from kernels.linear import PackedLinear, Quantization, linear
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import rms_norm
 from kernels.rotary import build_cos_sin, rotary_and_write_kv
@@ -35,6 +36,27 @@ from kernels.rotary import build_cos_sin, rotary_and_write_kv
 EPS = 1e-5
 READ_BYTES = 1 << 30  # well beyond a third-level cache that many machines share
 CONTEXT = 288
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What weights are stored in, and everything else."""
+
+    dtype: torch.dtype
+    quantization: Quantization = "none"
+
+    @property
+    def bytes_per_weight(self) -> int:
+        """As a product reads it; the scales count as nothing."""
+        return self.dtype.itemsize if self.quantization == "none" else 1
+
+
+PRECISIONS = {
+    "fp32": Precision(torch.float32),
+    "bf16": Precision(torch.bfloat16),
+    "int8": Precision(torch.bfloat16, "int8"),
+    "int8_weight_only": Precision(torch.bfloat16, "int8_weight_only"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +77,23 @@ class Limits:
     """Operations and bytes per second that this machine reaches at most."""
 
     operations_per_s: float
+    products_per_s: float
+    """Operations of a product with weights, in their precision."""
     bytes_per_s: float
 
-    def seconds(self, operations: float, num_bytes: float) -> float:
+    def seconds(self, name: str, operations: float, num_bytes: float) -> float:
         """The least time for this much arithmetic and traffic, perfectly overlapped."""
-        return max(operations / self.operations_per_s, num_bytes / self.bytes_per_s)
+        rate = self.operations_per_s if name == "attention" else self.products_per_s
+        return max(operations / rate, num_bytes / self.bytes_per_s)
 
 
 class Decoder:
     """The operations of a decoder in the engine's order, each timed by name."""
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, num_blocks: int) -> None:
+    def __init__(self, shape: Shape, precision: Precision, num_blocks: int) -> None:
         self.shape = shape
-        self.dtype = dtype
+        self.precision = precision
+        dtype = precision.dtype
         heads = shape.num_heads + 2 * shape.num_kv_heads
         sizes = {
             "qkv": (heads * shape.head_dim, shape.hidden),
@@ -91,7 +117,9 @@ class Decoder:
 
     def _weight(self, out_features: int, in_features: int) -> PackedLinear:
         weight = torch.randn(out_features, in_features) * in_features**-0.5
-        return PackedLinear(weight.to(self.dtype))
+        return PackedLinear(
+            weight.to(self.precision.dtype), quantization=self.precision.quantization
+        )
 
     def _timed(
         self,
@@ -133,7 +161,7 @@ class Decoder:
 
 
 def costs(
-    shape: Shape, dtype: torch.dtype, query_lens: list[int], context_lens: list[int]
+    shape: Shape, precision: Precision, query_lens: list[int], context_lens: list[int]
 ) -> dict[str, tuple[float, float]]:
     """(operations, bytes) of a step by operation; the small ones count as nothing."""
     num_tokens, num_rows = sum(query_lens), len(query_lens)
@@ -147,15 +175,15 @@ def costs(
     }
     layers = shape.num_layers
     result = {
-        name: (2.0 * layers * num_tokens * n, float(layers * n * dtype.itemsize))
+        name: (2.0 * layers * num_tokens * n, float(layers * n * precision.bytes_per_weight))
         for name, n in elements.items()
     }
     head = shape.vocabulary * shape.hidden
-    result["head"] = (2.0 * num_rows * head, float(head * dtype.itemsize))
+    result["head"] = (2.0 * num_rows * head, float(head * precision.bytes_per_weight))
     seen = sum(
         n * (c - n) + n * (n + 1) // 2 for n, c in zip(query_lens, context_lens, strict=True)
     )
-    traffic = 2 * sum(context_lens) * kv_width * dtype.itemsize
+    traffic = 2 * sum(context_lens) * kv_width * precision.dtype.itemsize
     result["attention"] = (4.0 * layers * width * seen, float(layers * traffic))
     return result
 
@@ -184,8 +212,8 @@ def run_case(
     repeats.sort(key=lambda repeat: repeat[0])
     elapsed, seconds = repeats[len(repeats) // 2]
     best = repeats[0][0]
-    cost = costs(decoder.shape, decoder.dtype, query_lens, context_lens)
-    least = {key: limits.seconds(*value) for key, value in cost.items()}
+    cost = costs(decoder.shape, decoder.precision, query_lens, context_lens)
+    least = {key: limits.seconds(key, *value) for key, value in cost.items()}
     sys.stdout.write(
         f"{name}: median {elapsed * 1e3:.2f} ms, best {best * 1e3:.2f} ms, "
         f"limit {sum(least.values()) * 1e3:.2f} ms: {sum(least.values()) / elapsed:.0%}\n"
@@ -195,20 +223,23 @@ def run_case(
         if key in cost:
             operations, num_bytes = cost[key]
             note = (
-                f"{operations / spent / 1e9:8.0f} GFLOP/s {num_bytes / spent / 1e9:7.1f} GB/s"
+                f"{operations / spent / 1e9:8.0f} GOP/s {num_bytes / spent / 1e9:7.1f} GB/s"
                 f" {least[key] / spent:6.0%}"
             )
         sys.stdout.write(f"    {key:10} {spent * 1e3:8.2f} ms {note}\n")
 
 
-def measure_limits(cpu: library.CpuLibrary, dtype: torch.dtype) -> Limits:
+def measure_limits(cpu: library.CpuLibrary, precision: Precision) -> Limits:
     """The best of a few measurements each."""
     memory = torch.ones(READ_BYTES, dtype=torch.uint8)
     units = [cpu.measure_multiply_add]
-    if dtype == torch.bfloat16:
+    if precision.dtype == torch.bfloat16:
         units.append(cpu.measure_bf16_dot)
+    floats = max(measure(0.3) for measure in units for _ in range(2))
+    is_integer = precision.quantization == "int8"
     return Limits(
-        operations_per_s=max(measure(0.3) for measure in units for _ in range(2)),
+        operations_per_s=floats,
+        products_per_s=max(cpu.measure_int8_dot(0.3) for _ in range(2)) if is_integer else floats,
         bytes_per_s=max(cpu.measure_read(memory) for _ in range(4)),
     )
 
@@ -216,12 +247,12 @@ def measure_limits(cpu: library.CpuLibrary, dtype: torch.dtype) -> Limits:
 def main() -> int:
     """Build, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--precision", choices=tuple(PRECISIONS), default="bf16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--target", choices=("native", "avx2"), default="native")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "ncompass-cpu")
     arguments = parser.parse_args()
-    dtype = torch.bfloat16 if arguments.dtype == "bf16" else torch.float32
+    precision = PRECISIONS[arguments.precision]
     built = library.build(arguments.cache, AVX2 if arguments.target == "avx2" else NATIVE)
     if built.path is None:
         sys.stdout.write(f"{built.reason}\n")
@@ -229,13 +260,14 @@ def main() -> int:
     torch.set_num_threads(1)
     keep_freed_memory()
     cpu = library.enable(built.path, arguments.threads)
-    limits = measure_limits(cpu, dtype)
+    limits = measure_limits(cpu, precision)
     sys.stdout.write(
-        f"{arguments.dtype}, {arguments.threads} threads, vectors of {cpu.vector_width}, "
+        f"{arguments.precision}, {arguments.threads} threads, vectors of {cpu.vector_width}, "
         f"{'native bf16 dot' if cpu.uses_native_bf16_dot else 'multiply-adds'}: "
-        f"limits {limits.operations_per_s / 1e9:.0f} GFLOP/s, {limits.bytes_per_s / 1e9:.1f} GB/s\n"
+        f"limits {limits.operations_per_s / 1e9:.0f} GFLOP/s, "
+        f"products {limits.products_per_s / 1e9:.0f} GOP/s, {limits.bytes_per_s / 1e9:.1f} GB/s\n"
     )
-    decoder = Decoder(Shape(), dtype, num_blocks=700)
+    decoder = Decoder(Shape(), precision, num_blocks=700)
     for name, query_lens, context_lens in (
         ("prefill 256", [256], [256]),
         ("prefill 1024", [1024], [1024]),

@@ -183,26 +183,32 @@ struct Prefetch {
   int64_t num_lines = 0;
   int64_t num_steps = 1;
   int64_t due = 0;  // in parts of a step
-  // Of each `stride` lines the first `run`.
-  int64_t run = 1;
-  int64_t stride = 1;
-  int64_t place = 0;
 
   Prefetch() = default;
-  Prefetch(const char* memory, int64_t num_lines, int64_t num_steps, int64_t run = 1,
-           int64_t stride = 1)
-      : next(memory),
-        num_lines(memory == nullptr ? 0 : num_lines),
-        num_steps(num_steps),
-        run(run),
-        stride(stride) {}
+  Prefetch(const char* memory, int64_t num_lines, int64_t num_steps)
+      : next(memory), num_lines(memory == nullptr ? 0 : num_lines), num_steps(num_steps) {}
 
   inline void advance() {
     for (due += num_lines; due >= num_steps; due -= num_steps) {
       _mm_prefetch(next, _MM_HINT_T1);
       next += kLineBytes;
+    }
+  }
+};
+
+// The same, but of each `stride` lines only the first `run`.
+struct StridedPrefetch {
+  Prefetch lines;
+  int64_t run = 1;
+  int64_t stride = 1;
+  int64_t place = 0;
+
+  inline void advance() {
+    for (lines.due += lines.num_lines; lines.due >= lines.num_steps; lines.due -= lines.num_steps) {
+      _mm_prefetch(lines.next, _MM_HINT_T1);
+      lines.next += kLineBytes;
       if (++place == run) {
-        next += (stride - run) * kLineBytes;
+        lines.next += (stride - run) * kLineBytes;
         place = 0;
       }
     }
@@ -210,11 +216,11 @@ struct Prefetch {
 };
 
 // sums[r][v] += activations row r . panel vector v, over `num_steps` steps.
-template <class Dot, int kRows, int kVectors>
+template <class Dot, int kRows, int kVectors, class Ahead>
 inline void accumulate(typename Dot::Sum (&sums)[kRows][kVectors],
                        const typename Dot::Activation* activations, int64_t row_stride,
                        const typename Dot::Weight* weights, int64_t weight_step,
-                       int64_t num_steps, Prefetch prefetch) {
+                       int64_t num_steps, Ahead& prefetch) {
   for (int64_t step = 0; step < num_steps; ++step) {
     Dot::template step<kRows, kVectors>(sums, activations, row_stride, weights);
     prefetch.advance();
@@ -228,7 +234,7 @@ inline void accumulate(typename Dot::Sum (&sums)[kRows][kVectors],
 template <class Dot, int kRows, int kVectors>
 inline void accumulate_and_widen(F32 (&sums)[kRows][kVectors], const float* activations,
                                  int64_t row_stride, const typename Dot::Weight* weights,
-                                 int64_t num_steps, Prefetch prefetch, float* widened) {
+                                 int64_t num_steps, Prefetch& prefetch, float* widened) {
   constexpr int64_t kStep = kVectors * F32::kWidth * Dot::kDepth;
   for (int64_t step = 0; step < num_steps; ++step) {
     Dot::template step<kRows, kVectors>(sums, activations, row_stride, weights, widened);

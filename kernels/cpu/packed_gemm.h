@@ -61,16 +61,24 @@ struct BlockProduct {
 
  private:
   template <class PartDot, int kRows>
-  void multiply_tile(int64_t row, int64_t group, const typename PartDot::Activation* activations,
+  void multiply_tile(int64_t row, const typename PartDot::Activation* activations,
                      const typename PartDot::Weight* part, int64_t steps, bool is_first,
-                     bool is_last, Prefetch prefetch, float* widened) const;
+                     bool is_last, const char* to_come, int64_t num_lines, float* widened) const;
 };
 
-// Compiled in block_product.cpp alone, once for all dtypes and operations around it.
+// The share of each tile in fetching so many weights.
+template <class Weight>
+constexpr int64_t lines_of(int64_t num_weights, int64_t num_tiles) {
+  const int64_t lines = (num_weights * sizeof(Weight) + kLineBytes - 1) / kLineBytes;
+  return (lines + num_tiles - 1) / num_tiles;
+}
+
+// Compiled in block_product.cpp and integer_product.cpp alone, once for all operations around them.
 extern template struct BlockProduct<FloatDot>;
 extern template struct BlockProduct<WidenedBf16Dot>;
 extern template struct BlockProduct<WidenedInt8Dot>;
-extern template struct BlockProduct<Int8Dot>;
+template <>
+void BlockProduct<Int8Dot>::run() const;
 #if NCOMPASS_HAS_BF16_DOT
 extern template struct BlockProduct<NativeBf16Dot>;
 #endif

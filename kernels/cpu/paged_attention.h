@@ -185,8 +185,8 @@ class Attention {
   }
 
   // The parts of a chunk.
-  Prefetch keys_ahead(const Tile& tile, const Tile* next, int64_t page, int64_t channel,
-                      int64_t num_channels, int64_t num_steps) const;
+  StridedPrefetch keys_ahead(const Tile& tile, const Tile* next, int64_t page, int64_t channel,
+                             int64_t num_channels, int64_t num_steps) const;
   template <class Body>
   static void for_each_block(int64_t num_rows, int num_vectors, const Body& body);
   void multiply_keys(const Tile& tile, int64_t first, int num_tokens,

@@ -106,6 +106,26 @@ inline bool any_nan(F32 x) {
   return _mm256_movemask_ps(_mm256_cmp_ps(x.lanes, x.lanes, _CMP_UNORD_Q)) != 0;
 }
 
+// Magnitudes of floats as the integers that their bits are: in the same order, with infinity and NaN
+// above all others.
+struct Magnitudes {
+  __m256i lanes;
+};
+
+inline Magnitudes no_magnitudes() { return {_mm256_setzero_si256()}; }
+inline Magnitudes larger(Magnitudes most, F32 x) {
+  const __m256i bits = _mm256_and_si256(_mm256_castps_si256(x.lanes), _mm256_set1_epi32(0x7fffffff));
+  return {_mm256_max_epi32(most.lanes, bits)};
+}
+inline float reduce_max(Magnitudes most) {
+  int32_t lanes[F32::kWidth];
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), most.lanes);
+  const int32_t bits = *std::max_element(lanes, lanes + F32::kWidth);
+  float result;
+  std::memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+
 inline Pairs load_pairs(const bf16* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
 }

@@ -95,6 +95,24 @@ inline float reduce_max(F32 x) { return _mm512_reduce_max_ps(x.lanes); }
 
 inline bool any_nan(F32 x) { return _mm512_cmp_ps_mask(x.lanes, x.lanes, _CMP_UNORD_Q) != 0; }
 
+// Magnitudes of floats as the integers that their bits are: in the same order, with infinity and NaN
+// above all others.
+struct Magnitudes {
+  __m512i lanes;
+};
+
+inline Magnitudes no_magnitudes() { return {_mm512_setzero_si512()}; }
+inline Magnitudes larger(Magnitudes most, F32 x) {
+  const __m512i bits = _mm512_and_si512(_mm512_castps_si512(x.lanes), _mm512_set1_epi32(0x7fffffff));
+  return {_mm512_max_epi32(most.lanes, bits)};
+}
+inline float reduce_max(Magnitudes most) {
+  const int bits = _mm512_reduce_max_epi32(most.lanes);
+  float result;
+  std::memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+
 inline Pairs load_pairs(const bf16* p) { return {_mm512_loadu_si512(p)}; }
 inline F32 low(Pairs p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(p.lanes, 16))}; }
 inline F32 high(Pairs p) {
