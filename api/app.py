@@ -29,6 +29,7 @@ from api.routes import (
     usage,
     webhooks,
 )
+from api.routes.direct import DirectRoutes
 
 ROUTERS = (
     health.router,
@@ -73,6 +74,8 @@ def create_app(services: Services) -> FastAPI:
     openapi.install(application)
     # The last one added is the outermost: CORS, then ids, then counting, then the boundary.
     # A stream passes them by once its head has gone through.
+    routes = [route for router in ROUTERS for route in router.routes]
+    application.add_middleware(DirectRoutes, routes=routes)
     application.add_middleware(TrailingSlashes)
     application.add_middleware(errors.ErrorBoundary)
     application.add_middleware(CountResponses, metrics=services.metrics)

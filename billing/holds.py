@@ -1,14 +1,15 @@
 """Holds: the one writer of a process through which every request's money goes.
 
 The next group is whatever arrived while the last one committed: alone, a request waits for nobody;
-under load one commit serves many. On SQLite several writers would starve each other for seconds: one
-task writes everything. On PostgreSQL closings have a task of their own, so that nobody waits for
-another one's bill before the first token; many would queue for one hot organization's row.
+under load one commit serves many. On SQLite several writers would starve each other for seconds,
+on PostgreSQL one hot organization's row would be queued for; a single task has neither problem.
 """
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -28,7 +29,6 @@ from billing.hold_operations import (
     UsageFacts,
     VoidHold,
 )
-from billing.writer_queue import Result, Waiting, WriterQueue
 from common.clock import Clock, utc_now_us
 from common.db import Sessions
 from common.errors import PlatformError
@@ -50,7 +50,24 @@ UNREACHABLE = (OperationalError, InterfaceError, PoolTimeout, OSError)
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 STOP_PATIENCE_S = 10.0
+CLOSINGS_PASSED_OVER = 2
+"""Turns in a row; then they are in the next group, whoever else waits."""
+
+Result = Hold | Settlement
 Answer = Result | PlatformError
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """An operation in the queue, and who waits for it."""
+
+    operation: HoldOperation
+    future: asyncio.Future[Result]
+    arrived_at_s: float
+
+    @property
+    def is_closing(self) -> bool:
+        return isinstance(self.operation, SettleHold | VoidHold)
 
 
 class _Unreachable(Exception):
@@ -74,38 +91,39 @@ class HoldWriter:
         clock: Clock = utc_now_us,
     ) -> None:
         self._engine = beginning_late(sessions)
+        self._max_group = max_group
         self._settle_patience_s = settle_patience_s
         self._clock = clock
         self._prices = PriceCache()
         # Admissions wait for a place; closings need none: open holds are their limit.
         self._places = asyncio.Semaphore(max_waiting_admits)
-        self._openings = WriterQueue(max_group)
-        is_shared = self._engine.dialect.name == "sqlite"
-        self._closings = self._openings if is_shared else WriterQueue(max_group)
-        self._tasks: dict[WriterQueue, asyncio.Task[None]] = {}
+        self._waiting: deque[_Waiting] = deque()
+        self._arrived = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopping = False
+        self._num_passes = 0
+        """Turns in a row in which closings had to wait for openings."""
 
     async def start(self) -> None:
         """Begin to take operations."""
-        assert not self._tasks, "a writer starts once"
-        for queue in dict.fromkeys((self._openings, self._closings)):
-            self._tasks[queue] = asyncio.create_task(self._run(queue), name="hold-writer")
+        assert self._task is None, "a writer starts once"
+        self._task = asyncio.create_task(self._run(), name="hold-writer")
 
     async def stop(self) -> None:
         """Write what has arrived, then end; after ten seconds it is left to the sweeper."""
+        if self._task is None:
+            return
+        self._is_stopping = True
+        self._arrived.set()
         try:
-            async with asyncio.timeout(STOP_PATIENCE_S):
-                # The openings first: those that nobody waits for any more are then closed.
-                for queue, task in self._tasks.items():
-                    queue.end()
-                    await asyncio.shield(task)
+            await asyncio.wait_for(asyncio.shield(self._task), STOP_PATIENCE_S)
         except TimeoutError:
-            for task in self._tasks.values():
-                task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        for queue in self._tasks:
-            for waiting in queue.clear():
-                _fail(waiting.future, LedgerUnavailable("The ledger's writer has stopped."))
-        self._tasks.clear()
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for waiting in self._waiting:
+            _fail(waiting.future, LedgerUnavailable("The ledger's writer has stopped."))
+        self._waiting.clear()
+        self._task = None
 
     async def admit(self, admit: AdmitHold) -> Hold:
         """Reserve credit; less output than asked when less fits, at least one token per choice.
@@ -115,7 +133,7 @@ class HoldWriter:
         the hold is voided.
         """
         async with self._places:
-            future = self._enqueue(self._openings, admit)
+            future = self._enqueue(admit)
             try:
                 return cast(Hold, await asyncio.shield(future))
             except asyncio.CancelledError:
@@ -126,8 +144,7 @@ class HoldWriter:
         self, request_id: str, epoch: int, output_tokens: int, *, owner: Owner | None = None
     ) -> Hold:
         """Reserve `output_tokens` in all; raises InsufficientCredit, KeyRevoked, HoldFenced."""
-        extend = ExtendHold(request_id, epoch, output_tokens, owner)
-        return cast(Hold, await asyncio.shield(self._enqueue(self._openings, extend)))
+        return cast(Hold, await self._submit(ExtendHold(request_id, epoch, output_tokens, owner)))
 
     async def settle(self, settle: SettleHold) -> Settlement:
         """Charge and close; again, it gives the first answer.
@@ -136,7 +153,7 @@ class HoldWriter:
         `settle_patience_s` the caller gets LedgerUnavailable while the trying goes on. Raises
         HoldFenced, HoldExceeded, HoldNotFound.
         """
-        return cast(Settlement, await asyncio.shield(self._enqueue(self._closings, settle)))
+        return cast(Settlement, await self._submit(settle))
 
     async def void(
         self,
@@ -149,39 +166,67 @@ class HoldWriter:
     ) -> Settlement:
         """Close without a charge; as persistent as `settle`. Raises HoldFenced, HoldNotFound."""
         void = VoidHold(request_id, epoch, outcome, facts or UsageFacts(), owner=owner)
-        return cast(Settlement, await asyncio.shield(self._enqueue(self._closings, void)))
+        return cast(Settlement, await self._submit(void))
 
-    def _enqueue(self, queue: WriterQueue, operation: HoldOperation) -> asyncio.Future[Result]:
-        task = self._tasks.get(queue)
-        if task is None or task.done():
+    async def _submit(self, operation: HoldOperation) -> Result:
+        return await asyncio.shield(self._enqueue(operation))
+
+    def _enqueue(self, operation: HoldOperation) -> asyncio.Future[Result]:
+        if self._task is None or self._task.done():
             raise LedgerUnavailable("The ledger's writer is not running.")
-        return queue.add(operation)
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        # Whoever waited may be gone; an unread failure is not worth a warning.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._waiting.append(_Waiting(operation, future, time.monotonic()))
+        self._arrived.set()
+        return future
 
     def _void_abandoned(self, future: asyncio.Future[Result]) -> None:
         if future.cancelled() or future.exception() is not None:
             return
         hold = cast(Hold, future.result())
-        self._enqueue(self._closings, VoidHold(hold.request_id, hold.epoch, "aborted"))
+        self._enqueue(VoidHold(hold.request_id, hold.epoch, "aborted"))
 
-    async def _run(self, queue: WriterQueue) -> None:
+    async def _run(self) -> None:
         pause_s = FIRST_PAUSE_S
-        while not queue.is_over:
-            group = await queue.next_group()
+        while self._waiting or not self._is_stopping:
+            await self._arrived.wait()
+            group = self._next_group()
+            if not self._waiting and not self._is_stopping:
+                self._arrived.clear()
             try:
                 if group:
-                    await self._commit(queue, group)
+                    await self._commit(group)
                 pause_s = FIRST_PAUSE_S
             except _Unreachable as unreachable:
-                self._postpone(queue, group, unreachable)
+                self._postpone(group, unreachable)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             except asyncio.CancelledError:
-                queue.put_back(group)  # for `stop` to answer
+                self._waiting.extendleft(reversed(group))  # for `stop` to answer
                 raise
             # Callers and abandoned admissions react before the writer looks whether it may end.
             await asyncio.sleep(0)
 
-    async def _commit(self, queue: WriterQueue, group: Sequence[Waiting]) -> None:
+    def _next_group(self) -> list[_Waiting]:
+        """What is committed together: while openings wait, they go without the closings.
+
+        Somebody waits for a first token behind each opening; behind a closing, only for its bill.
+        Of one request the opening comes first in any case, so that nothing is overtaken by itself.
+        """
+        openings = [waiting for waiting in self._waiting if not waiting.is_closing]
+        is_mixed = 0 < len(openings) < len(self._waiting)
+        if is_mixed and self._num_passes < CLOSINGS_PASSED_OVER:
+            self._num_passes += 1
+            group = openings[: self._max_group]
+            chosen = {id(waiting) for waiting in group}
+            self._waiting = deque(one for one in self._waiting if id(one) not in chosen)
+            return group
+        self._num_passes = 0
+        size = min(len(self._waiting), self._max_group)
+        return [self._waiting.popleft() for _ in range(size)]
+
+    async def _commit(self, group: Sequence[_Waiting]) -> None:
         """Write a group; when the group fails as a whole, each member alone."""
         try:
             answers = await self._transact([waiting.operation for waiting in group])
@@ -194,10 +239,10 @@ class HoldWriter:
                 return
             for position, waiting in enumerate(group):
                 try:
-                    await self._commit(queue, [waiting])
+                    await self._commit([waiting])
                 except _Unreachable as unreachable:
-                    self._postpone(queue, group[position + 1 :], unreachable)
-                    self._postpone(queue, [waiting], unreachable)
+                    self._postpone(group[position + 1 :], unreachable)
+                    self._postpone([waiting], unreachable)
                     return
             return
         for waiting, answer in zip(group, answers, strict=True):
@@ -219,9 +264,7 @@ class HoldWriter:
             raise _Unreachable(is_committing) from error
         return answers
 
-    def _postpone(
-        self, queue: WriterQueue, group: Sequence[Waiting], unreachable: _Unreachable
-    ) -> None:
+    def _postpone(self, group: Sequence[_Waiting], unreachable: _Unreachable) -> None:
         """Keep the closings for the next try; refuse the rest, and void what may have been held."""
         error = LedgerUnavailable("The ledger cannot be reached.")
         kept = []
@@ -233,9 +276,9 @@ class HoldWriter:
                 continue
             _fail(waiting.future, error)
             if unreachable.is_unknown and isinstance(waiting.operation, AdmitHold):
-                void = VoidHold(waiting.operation.request_id, 1, "platform_fault")
-                self._enqueue(self._closings, void)
-        queue.put_back(kept)
+                self._enqueue(VoidHold(waiting.operation.request_id, 1, "platform_fault"))
+        self._waiting.extendleft(reversed(kept))
+        self._arrived.set()
 
 
 def _apply(book: HoldBook, operation: HoldOperation) -> Answer:

@@ -5,7 +5,6 @@
 
 import argparse
 import asyncio
-import gc
 import resource
 import socket
 
@@ -13,27 +12,26 @@ import uvicorn
 
 from infra.acceptor import Acceptor
 from infra.connection import Connection
+from infra.garbage import Collector
 
 KEEP_ALIVE_S = 75
-COLLECTION_THRESHOLDS = (10_000, 20, 50)
-"""Of Python's garbage collector. Opening 5,000 streams makes more than a million objects, of which
-none is garbage: by the defaults they would be looked through again and again meanwhile."""
 DESCRIPTORS = 65_536
 """A stream is a connection, and a usual shell allows 1,024 of them."""
 
 
 class ApiServer(uvicorn.Server):
-    """uvicorn, but for how connections are accepted."""
+    """uvicorn, but for how connections are accepted and garbage is collected."""
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
         super().__init__(config)
         self._listener = listener
         self._acceptor: Acceptor | None = None
+        self._collector = Collector(is_idle=lambda: not self.server_state.tasks)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the application, then accept."""
         await super().startup(sockets=[])
-        spare_the_heap()
+        self._collector.start()
         self._acceptor = Acceptor(self._listener, self._protocol)
         self._acceptor.start()
 
@@ -43,21 +41,12 @@ class ApiServer(uvicorn.Server):
             self._acceptor.stop()
         self._listener.close()
         await super().shutdown(sockets=[])
+        self._collector.stop()
 
     def _protocol(self) -> asyncio.Protocol:
         return Connection(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-
-
-def spare_the_heap() -> None:
-    """Never look again for garbage in what start-up has made, and seldom through everything.
-
-    A full collection took 100 ms with nothing running, in which no stream gets a token.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECTION_THRESHOLDS)
 
 
 def raise_descriptor_limit() -> None:

@@ -1,6 +1,7 @@
 """A hold covers a slice of the output; it grows ahead of the tokens, and never lets them pass."""
 
 import asyncio
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -154,8 +155,8 @@ async def test_an_extension_that_outlives_its_request_changes_nothing(
     """It was committed, but its answer comes when the request is settled already."""
     extend = HoldWriter.extend
 
-    async def slow(self: HoldWriter, request_id: str, epoch: int, output_tokens: int) -> Hold:
-        hold = await extend(self, request_id, epoch, output_tokens)
+    async def slow(self: HoldWriter, *target: Any, **more: Any) -> Hold:
+        hold = await extend(self, *target, **more)
         await asyncio.sleep(1)
         return hold
 

@@ -1,6 +1,7 @@
 """Holds on a nearly empty balance, through the writer, on both databases."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import func, select, text
@@ -11,6 +12,7 @@ from accounts.errors import InvalidKey, KeyRevoked
 from billing import ledger
 from billing.errors import HoldExceeded, HoldFenced, InsufficientCredit
 from billing.gateways import GatewayLease
+from billing.hold_operations import Owner
 from billing.holds import HoldWriter, SettleHold
 from billing.models import UsageRecord
 from billing.money import NANO_PER_DOLLAR
@@ -100,6 +102,26 @@ async def test_not_even_one_token_is_refused_with_the_numbers(
     assert refused.value.facts["available"] == 100 * 2_000 + 5_999
     assert refused.value.facts["required"] == 100 * 2_000 + 6_000
     assert (await balance_of(books)).held == 0
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_it_is_the_same_whether_an_operation_names_its_owner(
+    books: Books, writer: HoldWriter, is_named: bool
+) -> None:
+    key_id = books.customer.issued_key.key.id
+    owner = Owner(books.organization_id, key_id) if is_named else None
+    first, second = [await writer.admit(books.admit()) for _ in range(2)]
+    hold = await writer.extend(first.request_id, 1, 20, owner=owner)
+    settling = writer.settle(replace(settle_of(hold, output=20), owner=owner))
+    voiding = writer.void(second.request_id, 1, "aborted", owner=owner)
+    settlement, voided = await asyncio.gather(settling, voiding)
+    assert (settlement.charge_nano_usd, voided.charge_nano_usd) == (COST + 10 * 6_000, 0)
+    assert (await balance_of(books)).available == NANO_PER_DOLLAR - COST - 10 * 6_000
+    third = await writer.admit(books.admit())
+    async with books.sessions.begin() as session:
+        await api_keys.revoke(session, books.organization_id, key_id)
+    with pytest.raises(KeyRevoked):
+        await writer.extend(third.request_id, 1, 20, owner=owner)
 
 
 async def test_settling_twice_charges_once(books: Books, writer: HoldWriter) -> None:
