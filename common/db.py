@@ -76,6 +76,8 @@ def create_engine(database_url: str) -> AsyncEngine:
             database_url,
             pool_size=16,
             max_overflow=16,
+            # The one that was used last: its server process has the statements and pages at hand.
+            pool_use_lifo=True,
             hide_parameters=True,
             # What is worth preparing is prepared by `common.pipeline`.
             connect_args={"prepare_threshold": None, "client_encoding": "utf8"},
