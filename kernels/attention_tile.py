@@ -39,7 +39,8 @@ MAX_REGISTERS = 255
 NUM_STAGES = 2  # tiles in flight; Triton gains no buffer and spills registers with 3
 LOG2_E = 1.4426950408889634
 TMA_CAPABILITY = 9
-MAX_GROUP_OF_FP32 = 64
+MAX_GROUP_OF_FP32 = 16
+"""More would spill: their products have no tensor core to go to."""
 
 
 @jit

@@ -41,12 +41,12 @@ def test_fp32_heads_too_many_for_registers_run_torch_and_say_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     has_registers_for.cache_clear()
-    step = build_step([1, 3], [70, 30], num_heads=65, num_kv_heads=1, head_dim=8)
+    step = build_step([1, 3], [70, 30], num_heads=17, num_kv_heads=1, head_dim=8)
     arguments = (step.q, step.kv_cache, 0, step.metadata)
     expected = reference.paged_attention(*arguments, scale=0.25)
     assert_near(paged_attention(*arguments, scale=0.25), expected, torch.float32)
-    assert "no float32 attention for 65 query heads of one KV head" in caplog.text
-    assert has_registers_for(torch.float16, 65)
+    assert "no float32 attention for 17 query heads of one KV head" in caplog.text
+    assert has_registers_for(torch.float16, 17)
 
 
 def test_without_triton_a_gpu_runs_torch(
