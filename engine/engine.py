@@ -18,6 +18,7 @@ from engine.cost_model import key_when_taken
 from engine.costs.step_meter import StepMeter, work_of
 from engine.errors import ModelRefused
 from engine.flight import Flight, Runner
+from engine.memory.pool_warmer import PoolWarmer
 from engine.messages import CostModel, FinishReason, GenerateRequest, TokenLogprob
 from engine.models.model import AdaptableModel
 from engine.output import EngineStats, StepOutput
@@ -51,6 +52,7 @@ class Engine:
         *,
         cost_model: CostModel | None = None,
         policy: PlanFunction = plan,
+        warmer: PoolWarmer | None = None,
         waits: WaitLedger | None = None,
         now_us: Callable[[], int] = lambda: time.perf_counter_ns() // 1_000,
         utc_now_us: Clock = utc_now_us,
@@ -66,6 +68,7 @@ class Engine:
         self._settings = settings if spec.shares_blocks else without_hits
         self._num_blocks = num_blocks
         self._policy = policy
+        self._warmer = warmer
         self._waits = waits or WaitLedger()
         self._now_us = now_us
         self._reporter = Reporter(self._waits, now_us)
@@ -207,6 +210,11 @@ class Engine:
         is_ahead = self._runner.is_ahead and not batch.is_empty and not batch.prompt_spans
         self._land_until(1 if is_ahead else 0)
         return self._hand_over()
+
+    def prepare(self) -> bool:
+        """A few milliseconds of what later steps would wait for. Whether there was any of it to do."""
+        blocks = self._scheduler.blocks
+        return self._warmer is not None and self._warmer.work(blocks.num_used)
 
     def abandon(self, error: str) -> StepOutput:
         """The step failed: end its sequences with an error; the others go on."""

@@ -51,6 +51,8 @@ class EngineSettings(BaseSettings):
     """The same on a GPU, less what the largest step turns out to need."""
     kv_cache_mib_max: int = Field(default=6144, ge=1)
     """Upper limit of the automatic choice on the CPU, where others need the memory as well."""
+    kv_cache_ahead_mib: int = Field(default=1024, ge=0)
+    """Of the KV cache on the CPU: so much beyond what was used is brought into memory while idle."""
     max_context: int = Field(default=0, ge=0)
     """Longest prompt plus output; 0 is the model's own context length."""
     is_prefix_cache_on: bool = True

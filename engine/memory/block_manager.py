@@ -1,7 +1,8 @@
 """Who owns which KV block.
 
-Every block is in exactly one of three states: free (content worthless), cached and unreferenced
-(content known by hash, may be evicted), or referenced by `ref_counts[block]` block tables.
+Every block is in exactly one of three states: free (content worthless; those from `num_used` on were
+never written), cached and unreferenced (content known by hash, may be evicted), or referenced by
+`ref_counts[block]` block tables.
 
 The law: a block with more than one reference is never written; the writer gets a copy first.
 """
@@ -22,12 +23,15 @@ class BlockManager:
         self.is_prefix_cache_on = is_prefix_cache_on
         self.prefix_cache = PrefixCache()
         self.ref_counts: NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self.num_used = 0
+        """Blocks from here on were never handed out."""
+        self._given_back: list[int] = []
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now, evictable ones included."""
-        return len(self._free) + self.prefix_cache.num_unreferenced
+        num_unused = self.num_blocks - self.num_used
+        return len(self._given_back) + num_unused + self.prefix_cache.num_unreferenced
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens fill or begin."""
@@ -39,10 +43,18 @@ class BlockManager:
             return None
         blocks = []
         for _ in range(num_blocks):
-            block = self._free.pop() if self._free else self.prefix_cache.evict()
+            block = self._take()
             self.ref_counts[block] = 1
             blocks.append(block)
         return blocks
+
+    def _take(self) -> int:
+        if self._given_back:
+            return self._given_back.pop()
+        if self.num_used < self.num_blocks:
+            self.num_used += 1
+            return self.num_used - 1
+        return self.prefix_cache.evict()
 
     def match(self, block_hashes: list[bytes]) -> list[int]:
         """Blocks that already hold this prefix. Changes nothing."""
@@ -68,7 +80,7 @@ class BlockManager:
             if self.prefix_cache.holds(block):
                 self.prefix_cache.unreference(block)
             else:
-                self._free.append(block)
+                self._given_back.append(block)
 
     def is_shared(self, block: int) -> bool:
         """Whether a writer must copy this block first."""
@@ -90,8 +102,8 @@ class BlockManager:
             f"block {block} has {self.ref_counts[block]} references, {expected[block]} holders"
             for block in np.flatnonzero(expected != self.ref_counts)[:8].tolist()
         ]
-        free = set(self._free)
-        if len(free) != len(self._free):
+        free = {*self._given_back, *range(self.num_used, self.num_blocks)}
+        if len(free) != len(self._given_back) + self.num_blocks - self.num_used:
             found.append("the free list holds a block twice")
         idle = {
             block

@@ -15,6 +15,7 @@ from engine.errors import ModelRefused
 from engine.flight import Runner
 from engine.memory.footprint import read_footprint
 from engine.memory.memory_budget import free_bytes
+from engine.memory.pool_warmer import PoolWarmer
 from engine.messages import CostModel
 from engine.models.choice import load_model
 from engine.models.model import KVBlocks, Model
@@ -27,6 +28,7 @@ from engine.simulator.policies import POLICIES
 from engine.worker.machine import DTYPES, device_of, kernels_name, num_threads, with_dtype
 from engine.worker.runners import capacity_of, create_runner, gpu_for
 from kernels.cpu import library
+from kernels.kv_cache import PagedKVCache
 
 MIB = 1024 * 1024
 
@@ -170,8 +172,22 @@ class _Machine:
         if is_remembered:
             warm_up(model, kv_cache, num_blocks, alone=alone)
         policy = POLICIES[settings.policy].plan
-        engine = Engine(runner, settings, num_blocks, cost_model=cost_model, policy=policy)
+        engine = Engine(
+            runner,
+            settings,
+            num_blocks,
+            cost_model=cost_model,
+            policy=policy,
+            warmer=self._warmer(kv_cache, model),
+        )
         return LoadedEngine(engine, report, settings.dtype, torch.get_num_threads())
+
+    def _warmer(self, kv_cache: KVBlocks, model: Model) -> PoolWarmer | None:
+        """Where the cache gets its memory only as it is written."""
+        num_ahead = self.settings.kv_cache_ahead_mib * MIB // max(1, model.spec.bytes_per_block)
+        if self.device.type != "cpu" or not isinstance(kv_cache, PagedKVCache) or not num_ahead:
+            return None
+        return PoolWarmer(kv_cache, num_ahead)
 
 
 def _unpacked(directory: Path, dtype: str) -> str:

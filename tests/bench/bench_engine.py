@@ -36,6 +36,8 @@ INPUT_TOKENS, OUTPUT_TOKENS = 256, 64
 CONCURRENCIES = (1, 8, 32, 64)
 PRECISIONS: tuple[Precision, ...] = ("bf16", "int8")
 IDLE_S = 20.0
+PAUSE_S = 3.0
+"""Before each round: the worker brings memory for its KV cache in while it is idle."""
 ENGINE_TARGETS = (
     *(
         Target(f"{case}_fraction_{precision}", bound, f"{case} of the limit, {precision}", "")
@@ -210,10 +212,12 @@ def served(
         directory = platform.model_directory.resolve()  # the link goes with the platform
         work = Work.of(directory, precision)
         for concurrency in CONCURRENCIES:
-            rounds = [
-                asyncio.run(measure(platform.ready, concurrency, work, limits, generator))
-                for _ in range(num_rounds + 1)
-            ][1:]  # the first round warms caches and allocators
+            rounds = []
+            for _ in range(num_rounds + 1):
+                time.sleep(PAUSE_S)
+                row = measure(platform.ready, concurrency, work, limits, generator)
+                rounds.append(asyncio.run(row))
+            rounds = rounds[1:]  # the first round warms caches and allocators
             rows.append(sorted(rounds, key=lambda row: row["tokens/s"])[len(rounds) // 2])
         facts = platform.worker_facts()
         profile = where_time_goes(platform, generator)
