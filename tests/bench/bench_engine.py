@@ -36,8 +36,9 @@ INPUT_TOKENS, OUTPUT_TOKENS = 256, 64
 CONCURRENCIES = (1, 8, 32, 64)
 PRECISIONS: tuple[Precision, ...] = ("bf16", "int8")
 IDLE_S = 20.0
-PAUSE_S = 3.0
-"""Before each round: the worker brings memory for its KV cache in while it is idle."""
+PAUSE_S = 5.0
+"""An idle worker brings memory for its KV cache in, and is done with it by then: rounds begin with
+memory, and neither its CPU time nor its size is looked at meanwhile."""
 ENGINE_TARGETS = (
     *(
         Target(f"{case}_fraction_{precision}", bound, f"{case} of the limit, {precision}", "")
@@ -126,6 +127,7 @@ def where_time_goes(platform: BenchPlatform, generator: random.Random) -> list[d
 
 def idle_cost(platform: BenchPlatform) -> dict[str, float]:
     """What each part takes of a core while nobody asks for anything."""
+    time.sleep(PAUSE_S)
     before = platform.cpu_seconds()
     time.sleep(IDLE_S)
     after = platform.cpu_seconds()
@@ -143,6 +145,7 @@ def memory_over_many(platform: BenchPlatform, generator: random.Random) -> list[
         asyncio.run(burst(platform.ready["base_url"], platform.ready["api_key"], bodies))
         num_requests = (number + 1) * MANY_AT_ONCE
         if num_requests % (MANY_REQUESTS // 4) == 0:
+            time.sleep(PAUSE_S)
             facts = platform.worker_facts()
             rows.append(
                 {
@@ -219,6 +222,7 @@ def served(
                 rounds.append(asyncio.run(row))
             rounds = rounds[1:]  # the first round warms caches and allocators
             rows.append(sorted(rounds, key=lambda row: row["tokens/s"])[len(rounds) // 2])
+        time.sleep(PAUSE_S)
         facts = platform.worker_facts()
         profile = where_time_goes(platform, generator)
         memory = memory_over_many(platform, generator) if precision == "bf16" else []
