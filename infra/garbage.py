@@ -11,6 +11,8 @@ import gc
 from collections.abc import Callable
 
 INTERVAL_S = 0.1
+QUIET_TICKS = 10
+"""So often in a row nobody was there: between two requests of a busy moment nobody is, either."""
 SET_ASIDE_IDLE = 50_000
 """Objects set aside, by which it is worth looking at everything once nobody waits."""
 SET_ASIDE_MAX = 2_000_000
@@ -26,6 +28,7 @@ class Collector:
         """Objects that were in use when everything was looked at last."""
         self._num_set_aside = 0
         """Since then; those that have ended meanwhile are counted, too."""
+        self._num_idle_ticks = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -51,7 +54,8 @@ class Collector:
         if self._num_set_aside > SET_ASIDE_MAX:
             # Exact, but slow: it counts them one by one.
             self._num_set_aside = gc.get_freeze_count() - self._num_kept
-        most = SET_ASIDE_IDLE if self._is_idle() else SET_ASIDE_MAX
+        self._num_idle_ticks = self._num_idle_ticks + 1 if self._is_idle() else 0
+        most = SET_ASIDE_IDLE if self._num_idle_ticks >= QUIET_TICKS else SET_ASIDE_MAX
         if self._num_set_aside > most:
             self._look_at_everything()
         self._wait()
