@@ -5,6 +5,7 @@ process may be told to stop: the books are closed in any case, and before the ca
 """
 
 import asyncio
+from collections.abc import Awaitable
 
 import structlog
 
@@ -23,7 +24,7 @@ from api.streaming import Answer, ClientGone
 from api.summary import Summary
 from billing.hold_operations import Hold, Outcome, SettleHold, Settlement, UsageFacts
 from common.errors import PlatformError
-from engine.messages import TokenFrame
+from engine.messages import GenerateRequest, TokenFrame
 
 log = structlog.get_logger()
 
@@ -178,7 +179,19 @@ class Generation:
             raise GenerationFailed("The model server failed on this request. Nothing was charged.")
         if frame.finish_reason is not None:
             self._ended_by_worker.add(frame.choice)
-        return self._choices[frame.choice].accept(frame)
+        choice = self._choices[frame.choice]
+        was_open = choice.finish_reason is None
+        piece = choice.accept(frame)
+        if was_open and choice.finish_reason is not None and frame.finish_reason is None:
+            self._release(choice)
+        return piece
+
+    def _release(self, choice: Choice) -> None:
+        """Its text has ended it: the worker need not go on. The last one ends with the request."""
+        assert self._placement is not None
+        if any(other.finish_reason is None for other in self._choices):
+            broker, request = self._services.broker, self._placement.request
+            self._services.running.start(_tell(request, broker.end_choice(request, choice.index)))
 
     # 2. settle
 
@@ -192,7 +205,8 @@ class Generation:
             self._authorization.close()
             hold = self._authorization.hold
         if len(self._ended_by_worker) < self._order.num_choices:
-            self._services.running.start(_withdraw(placement))
+            withdrawal = _tell(placement.request, placement.stream.cancel())
+            self._services.running.start(withdrawal)
         closing = self._closing(hold, outcome)
         self._services.metrics.observe_generation(
             model=self._order.listing.model.name,
@@ -292,9 +306,9 @@ class Generation:
             log.info("client_gone", request_id=self._order.request_id)
 
 
-async def _withdraw(placement: Placement) -> None:
-    """Tell the queue or the worker that nobody listens."""
+async def _tell(request: GenerateRequest, telling: Awaitable[None]) -> None:
+    """Let the queue or the worker know what is not wanted any more."""
     try:
-        await placement.stream.cancel()
+        await telling
     except PlatformError as error:
-        log.warning("withdrawal_failed", request_id=placement.request.request_id, code=error.code)
+        log.warning("withdrawal_failed", request_id=request.request_id, code=error.code)

@@ -191,6 +191,12 @@ class Engine:
             if attempt is None or sequence.request.attempt <= attempt:
                 self._end(sequence, "abort", is_silent=is_silent)
 
+    def end_choice(self, request_id: str, choice: int) -> None:
+        """Stop one choice and say nothing of it; before its first token this changes nothing."""
+        for sequence in self._sequences_of(request_id):
+            if sequence.choice == choice and sequence.num_choices == 1:
+                self._end(sequence, "abort", is_silent=True)
+
     def cancel_nodes(self, nodes: set[str]) -> None:
         """End every request whose API node is dead: nobody waits for its tokens."""
         for sequence in self._scheduler.sequences():

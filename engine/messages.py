@@ -1,6 +1,7 @@
 """The only types that cross a process boundary, named by what they say.
 
-API node → worker: `GenerateRequest`, `Extend`, `Cancel`. Operator → worker: `Drain`, `CheckIntegrity`.
+API node → worker: `GenerateRequest`, `Extend`, `Cancel`, `EndChoice`.
+Operator → worker: `Drain`, `CheckIntegrity`.
 Worker → API node: `StepFrames`. Worker → everybody: `Heartbeat`.
 
 Encoded with msgspec's msgpack. Times that cross machines are UTC (`_ms` since the epoch); durations
@@ -103,6 +104,16 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     epoch: int = 1
 
 
+class EndChoice(msgspec.Struct, frozen=True, tag=True):
+    """One choice has said enough, such as a stop string; the others go on. Holds for every attempt.
+
+    Where it is lost, the choice goes on for nothing until the request ends.
+    """
+
+    request_id: str
+    choice: int
+
+
 class Extend(msgspec.Struct, frozen=True, tag=True):
     """More output is paid for: the new fence of every attempt, so that repeating it is harmless."""
 
@@ -120,7 +131,7 @@ class CheckIntegrity(msgspec.Struct, frozen=True, tag=True):
     token: str
 
 
-ControlMessage = Cancel | Extend | Drain | CheckIntegrity
+ControlMessage = Cancel | EndChoice | Extend | Drain | CheckIntegrity
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

@@ -179,6 +179,17 @@ class GatewayBroker:
         link.places.pop(request.request_id, None)
         await self._cancel(link, request.request_id)
 
+    async def end_choice(self, request: GenerateRequest, choice: int) -> None:
+        """One choice has said enough; the others go on. None of its tokens are received any more.
+
+        Raises ModelUnavailable where the worker cannot be told now: its tokens are dropped here.
+        """
+        link = self._link(request.model)
+        if (stream := link.streams.get(request.request_id)) is not None:
+            stream.end_choice(choice)
+        arguments = (request.request_id, choice)
+        await self._commands.call(scripts.END_CHOICE, link.keys.prefix, *arguments)
+
     async def tell(self, model: str, worker: str, message: ControlMessage) -> None:
         """Send an operator's message to one worker."""
         encoded = self._encoder.encode(message)

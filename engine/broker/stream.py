@@ -151,6 +151,10 @@ class RequestStream(AsyncIterator[TokenFrame]):
             and not frame.is_accepted
         )
 
+    def end_choice(self, choice: int) -> None:
+        """The reader has had enough of one choice: what else comes of it is dropped."""
+        self._open_choices.discard(choice)
+
     def note_attempt(self, attempt: int) -> None:
         """The queue gave the request to another worker, which starts from the same message."""
         if attempt > self.request.attempt:

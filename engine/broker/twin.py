@@ -72,6 +72,8 @@ class BrokerTwin:
         """Worker → (request, attempt) that it should stop, in order."""
         self.extensions: dict[str, list[tuple[str, int]]] = defaultdict(list)
         """Worker → (request, fence) that it was told, in order."""
+        self.ended_choices: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        """Worker → (request, choice) that has said enough, in order."""
         self.lost: list[LostRequest] = []
 
     # -- of the API node
@@ -127,6 +129,15 @@ class BrokerTwin:
             self._drop(request)
         elif not request.is_cancelled:
             self._tell_cancel(request)
+        return True
+
+    def end_choice(self, request_id: str, choice: int) -> bool:
+        """One choice has said enough; False where no worker runs the request."""
+        request = self.requests.get(request_id)
+        if request is None or request.state != "taken":
+            return False
+        assert request.worker is not None
+        self.ended_choices[request.worker].append((request_id, choice))
         return True
 
     def announce(self, node: str) -> None:

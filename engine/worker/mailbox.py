@@ -8,7 +8,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.messages import Cancel, CheckIntegrity, Extend, GenerateRequest, IntegrityReport
+from engine.messages import (
+    Cancel,
+    CheckIntegrity,
+    EndChoice,
+    Extend,
+    GenerateRequest,
+    IntegrityReport,
+)
 from engine.output import EngineStats, StepOutput
 
 if TYPE_CHECKING:  # loaded when the first form is asked for
@@ -30,6 +37,7 @@ class EngineOrders:
     requests: list[GenerateRequest] = field(default_factory=list)
     extensions: list[Extend] = field(default_factory=list)
     cancels: list[Cancel] = field(default_factory=list)
+    ended_choices: list[EndChoice] = field(default_factory=list)
     lost: dict[str, int] = field(default_factory=dict)
     """Attempts of requests that belong to another worker by now: stop them, say nothing."""
     dead_nodes: set[str] = field(default_factory=set)
@@ -44,6 +52,7 @@ class EngineOrders:
             self.requests
             or self.extensions
             or self.cancels
+            or self.ended_choices
             or self.lost
             or self.dead_nodes
             or self.checks
@@ -92,6 +101,7 @@ class Mailbox:
         requests: list[GenerateRequest] | None = None,
         extensions: list[Extend] | None = None,
         cancels: list[Cancel] | None = None,
+        ended_choices: list[EndChoice] | None = None,
         lost: dict[str, int] | None = None,
         dead_nodes: set[str] | None = None,
         checks: list[CheckIntegrity] | None = None,
@@ -102,6 +112,7 @@ class Mailbox:
             self._orders.requests += requests or []
             self._orders.extensions += extensions or []
             self._orders.cancels += cancels or []
+            self._orders.ended_choices += ended_choices or []
             self._orders.lost |= lost or {}
             self._orders.dead_nodes |= dead_nodes or set()
             self._orders.checks += checks or []

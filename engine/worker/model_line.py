@@ -19,6 +19,7 @@ from engine.messages import (
     Cancel,
     CheckIntegrity,
     Drain,
+    EndChoice,
     Extend,
     GenerateRequest,
     Heartbeat,
@@ -300,6 +301,7 @@ class ModelLine:
                 requests=exchange.requests,
                 extensions=[message for message in control if isinstance(message, Extend)],
                 cancels=[message for message in control if isinstance(message, Cancel)],
+                ended_choices=[each for each in control if isinstance(each, EndChoice)],
                 checks=checks,
             )
         elif checks:  # nothing is there that could be owned wrongly

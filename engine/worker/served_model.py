@@ -94,6 +94,8 @@ class ServedModel:
         for cancel in orders.cancels:
             self._end_compiling(self._desk.withdraw(cancel.request_id, cancel.attempt))
             engine.cancel(cancel.request_id, cancel.attempt)
+        for ended in orders.ended_choices:
+            engine.end_choice(ended.request_id, ended.choice)
         for request_id, attempt in orders.lost.items():
             self._desk.withdraw(request_id, attempt)
             engine.cancel(request_id, attempt, is_silent=True)

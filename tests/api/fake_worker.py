@@ -21,6 +21,7 @@ from engine.broker.worker import WorkerBroker
 from engine.messages import (
     Cancel,
     CostModel,
+    EndChoice,
     Extend,
     FinishReason,
     GenerateRequest,
@@ -57,6 +58,8 @@ class Script:
     end: Literal["stop", "error", "never"] = "stop"
     num_cached_tokens: int = 0
     tokens_per_frame: int = 1
+    choice_delay_s: float = 0.0
+    """Each choice begins so much later than the one before."""
     short_choice: int | None = None
     """All choices but the first end after so many tokens."""
     refusal: str = ""
@@ -98,6 +101,7 @@ class FakeWorker:
     name: str = "fake-worker"
     requests: list[GenerateRequest] = field(default_factory=list)
     extensions: list[Extend] = field(default_factory=list)
+    ended_choices: list[EndChoice] = field(default_factory=list)
     cancelled: dict[str, float] = field(default_factory=dict)
     num_emitted: int = 0
     is_taking: bool = True
@@ -165,6 +169,8 @@ class FakeWorker:
                     self._cancel(broker, message)
                 elif isinstance(message, Extend):
                     self._extend(message)
+                elif isinstance(message, EndChoice):
+                    self._end_choice(message)
             for request in exchange.requests:
                 self._begin(request)
             if not self._sequences:
@@ -178,7 +184,13 @@ class FakeWorker:
         due_s = time.monotonic() + script.first_delay_s
         emitted = request.emitted_token_ids or ((),) * request.num_choices
         self._sequences[request.request_id] = [
-            _Sequence(request, choice, script, due_s, num_emitted=len(emitted[choice]))
+            _Sequence(
+                request,
+                choice,
+                script,
+                due_s + choice * script.choice_delay_s,
+                num_emitted=len(emitted[choice]),
+            )
             for choice in range(request.num_choices)
             if choice not in request.ended_choices
         ]
@@ -194,6 +206,11 @@ class FakeWorker:
         if self._sequences.pop(message.request_id, None) is not None:
             self.cancelled[message.request_id] = time.monotonic()
             broker.finish([message.request_id])
+
+    def _end_choice(self, message: EndChoice) -> None:
+        self.ended_choices.append(message)
+        for sequence in self._sequences.get(message.request_id, []):
+            sequence.is_ended |= sequence.choice == message.choice
 
     def _step(self, now_s: float) -> tuple[dict[str, list[TokenFrame]], list[str]]:
         frames: dict[str, list[TokenFrame]] = {}

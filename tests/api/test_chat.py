@@ -168,6 +168,25 @@ async def test_a_stop_string_across_tokens_is_never_shown(
             await asyncio.sleep(0.005)
 
 
+async def test_a_choice_that_a_stop_string_ended_is_computed_no_further(
+    platform: Platform,
+) -> None:
+    text = "alpha beta gamma delta " + "and on " * 40
+    platform.say(text, delay_s=0.005, choice_delay_s=0.3)
+    content = (await platform.chat(n=2, stop=" gamma")).json()
+    assert {choice["message"]["content"] for choice in content["choices"]} == {"alpha beta"}
+    assert {choice["finish_reason"] for choice in content["choices"]} == {"stop"}
+    accepted = len(platform.ids("alpha beta gamma"))
+    assert content["usage"]["completion_tokens"] == 2 * accepted
+    [ended] = platform.worker.ended_choices
+    assert ended.choice == 0, "the last one ends with its request"
+    async with asyncio.timeout(1):
+        while platform.worker.num_running:
+            await asyncio.sleep(0.005)
+    assert platform.worker.num_emitted < len(platform.ids(text))
+    assert platform.services.broker.num_streams == 0
+
+
 async def test_tokens_after_the_stop_string_are_not_billed(platform: Platform) -> None:
     platform.say("alpha beta gamma delta epsilon", tokens_per_frame=100)
     content = (await platform.chat(stop=" gamma")).json()

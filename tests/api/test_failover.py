@@ -106,6 +106,22 @@ async def test_a_stop_string_is_found_across_the_seam(
     assert len(second_worker.requests) == 1
 
 
+async def test_a_choice_that_its_text_has_ended_is_not_begun_again(
+    platform: Platform, second_worker: FakeWorker
+) -> None:
+    say(platform, second_worker, delay_s=0.02, choice_delay_s=0.3)
+    answering = asyncio.create_task(platform.chat(n=2, stop=" five"))
+    async with asyncio.timeout(5):
+        while not platform.worker.ended_choices:
+            await asyncio.sleep(0.002)
+    await kill_in_the_middle(platform, second_worker, len(platform.ids("One two three four five")))
+    answer = (await answering).json()
+    assert {choice["message"]["content"] for choice in answer["choices"]} == {"One two three four"}
+    [resumed] = second_worker.requests
+    assert (resumed.attempt, resumed.ended_choices) == (2, (0,))
+    assert answer["usage"]["completion_tokens"] == 2 * len(platform.ids("One two three four five"))
+
+
 async def test_tokens_that_were_lost_on_their_way_are_had_again(platform: Platform) -> None:
     def script_of(request: GenerateRequest) -> Script:
         is_first = request.attempt == 1

@@ -132,6 +132,20 @@ class EngineMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         self.engine.cancel(data.draw(st.sampled_from(sorted(self.open))))
 
+    @precondition(lambda self: self._begun_choices())
+    @rule(data=st.data())
+    def a_choice_has_said_enough(self, data: st.DataObject) -> None:
+        request_id, choice = data.draw(st.sampled_from(self._begun_choices()))
+        self.engine.end_choice(request_id, choice)
+        self.ended[request_id].add(choice)
+
+    def _begun_choices(self) -> list[tuple[str, int]]:
+        return [
+            (request_id, choice)
+            for (request_id, choice), text in self.texts.items()
+            if text and request_id in self.open and choice not in self.ended[request_id]
+        ]
+
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def come_back_with_the_next_attempt(self, data: st.DataObject) -> None:
@@ -209,6 +223,9 @@ class EngineMachine(RuleBasedStateMachine):
             new = self.open.get(frame.request_id)
             if new is None or frame.attempt != new.attempt:
                 continue
+            if frame.choice in self.ended[frame.request_id]:
+                assert frame.finish_reason == "abort", "a word after the end"
+                continue  # the request had been cancelled before
             text = self.texts[frame.request_id, frame.choice]
             assert frame.first_index == len(text), "a gap between frames"
             for token in frame.token_ids:

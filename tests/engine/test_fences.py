@@ -89,6 +89,35 @@ def test_choices_park_each_for_itself_and_all_go_on() -> None:
     assert texts == [expected_output(PROMPT, 30)] * 3
 
 
+def test_a_choice_that_has_said_enough_leaves_the_others_alone() -> None:
+    run = driver()
+    run.add(request("a", PROMPT, 30, authorized=8, num_choices=3))
+    run.engine.end_choice("a", 1)
+    run.step()
+    assert run.engine.stats.num_running == 3, "before the fork it is no sequence of its own"
+    run.engine.end_choice("a", 1)
+    run.run()
+    assert len(run.received["a", 1].token_ids) == 1
+    assert len(run.received["a", 2].token_ids) == 8
+    run.engine.end_choice("a", 2)
+    run.engine.extend("a", 30)
+    run.run()
+    assert run.received["a", 0].token_ids == expected_output(PROMPT, 30)
+    assert len(run.received["a", 2].token_ids) == 8, "it stood at its fence"
+    assert run.finished == ["a"]
+
+
+def test_a_request_ends_with_the_choice_that_has_said_enough_last() -> None:
+    run = driver()
+    run.add(request("a", PROMPT, 30, num_choices=2))
+    run.step()
+    for choice in (1, 0, 0):
+        run.engine.end_choice("a", choice)
+    run.run()
+    assert run.finished == ["a"]
+    assert run.engine.stats.num_running == 0
+
+
 def resumed(authorized: int) -> GenerateRequest:
     emitted = tuple(expected_output(PROMPT, 8))
     return request("a", PROMPT, 20, authorized=authorized, attempt=2, emitted=emitted)

@@ -11,7 +11,7 @@ from engine.broker.keys import Keys
 from engine.broker.settings import BrokerSettings
 from engine.broker.worker import WorkerBroker
 from engine.errors import ModelUnavailable, RequestLost
-from engine.messages import Cancel, CheckIntegrity, Extend, GenerateRequest, Heartbeat
+from engine.messages import Cancel, CheckIntegrity, EndChoice, Extend, GenerateRequest, Heartbeat
 from tests.engine.broker.conftest import MODEL, SETTINGS, Gateways, Workers
 from tests.engine.broker.requests import new_frame, new_request, step_of
 
@@ -175,6 +175,25 @@ async def test_a_running_request_is_cancelled_through_its_worker(
     await gateway.cancel(request)
     assert worker.control() == [Cancel(request.request_id, attempt=1)]
     assert worker.control() == []
+
+
+async def test_a_choice_is_ended_at_the_worker_and_its_last_tokens_are_dropped(
+    new_gateway: Gateways, new_worker: Workers
+) -> None:
+    gateway, worker = await started(new_gateway), new_worker()
+    request = new_request(num_choices=2)
+    stream = await gateway.submit(request, confirmed=True)
+    await gateway.end_choice(request, 1)
+    assert worker.control() == [], "nobody runs it"
+    await take(worker)
+    await gateway.end_choice(request, 0)
+    assert worker.control() == [EndChoice(request.request_id, choice=0)]
+    late, last = new_frame(request, 0, (5,), choice=0), new_frame(request, 0, (6,), choice=1)
+    assert stream.receive(late, "worker-1")
+    assert stream.receive(last, "worker-1")
+    assert not stream.has_frames
+    assert stream.is_closed
+    await gateway.end_choice(new_request("req_unknown"), 0)
 
 
 async def test_a_waiting_worker_wakes_for_a_request_and_for_a_message(

@@ -17,7 +17,7 @@ from engine.broker.keys import Keys
 from engine.broker.scripts import Argument, Script
 from engine.broker.settings import BrokerSettings
 from engine.broker.twin import BrokerTwin, LostRequest, TwinRequest
-from engine.messages import Cancel, ControlMessage, Extend, StepFrames
+from engine.messages import Cancel, ControlMessage, EndChoice, Extend, StepFrames
 
 AGES = 10**9
 SETTINGS = BrokerSettings(lease_ms=AGES, unconfirmed_ms=AGES, node_ms=AGES, request_ms=AGES)
@@ -103,6 +103,11 @@ class TwinMachine(RuleBasedStateMachine):
     def cancel(self, request_id: str) -> None:
         answer = self.run_script(scripts.CANCEL, request_id)
         assert bool(answer) == self.twin.cancel(request_id)
+
+    @rule(request_id=IDS, choice=st.integers(0, 2))
+    def end_choice(self, request_id: str, choice: int) -> None:
+        answer = self.run_script(scripts.END_CHOICE, request_id, choice)
+        assert bool(answer) == self.twin.end_choice(request_id, choice)
 
     @rule(
         worker=WORKERS,
@@ -223,6 +228,8 @@ class TwinMachine(RuleBasedStateMachine):
                 (one.request_id, one.authorized_tokens) for one in told if isinstance(one, Extend)
             ]
             assert fences == self.twin.extensions[worker]
+            choices = [(one.request_id, one.choice) for one in told if isinstance(one, EndChoice)]
+            assert choices == self.twin.ended_choices[worker]
         for node in ("n1", "n2"):
             sent = {(lost.request_id, lost.attempt, lost.reason) for lost in self.lost_of(node)}
             expected = {
