@@ -81,8 +81,13 @@ def measure(
             if name == DIRECT:
                 rows += _run(upstream, of_gateway)
             elif of_gateway:
-                with contexts[name]() as served:
-                    rows += _run(served, of_gateway)
+                try:
+                    with contexts[name]() as served:
+                        rows += _run(served, of_gateway)
+                except servers.NoAnswer as silence:
+                    if name == OURS:
+                        raise
+                    print(f"NOT MEASURED: {name} answers nothing. {silence}", flush=True)
     return rows
 
 
@@ -93,6 +98,8 @@ def _run(served: Served, of_gateway: dict[str, Measure]) -> list[Row]:
         measured = uvloop.run(work(served))
         row = {"cell": cell} | cells.as_row(served.name, measured)
         print(json.dumps(row), flush=True)
+        if figures.is_silent(row):
+            print(f"{served.name} answered NOTHING in the cell '{cell}'", flush=True)
         rows.append(row | {"date": provenance()["date"]})
     return rows
 
@@ -123,7 +130,7 @@ def main() -> None:
                 cell, [{k: v for k, v in row.items() if k not in hidden} for row in of_cell]
             )
     print_table(
-        "Ours beside the peers", figures.beside_peers(found), note="ratio > 1: ours is better"
+        "Ours beside the peers", figures.beside_peers(found, rows), note="ratio > 1: ours is better"
     )
     if kept := figures.promises(found):
         print_table("What was promised", kept)

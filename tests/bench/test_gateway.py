@@ -1,8 +1,12 @@
 """The gateway's benchmark measures what it says: frames, delays, misses, and who kept what."""
 
 import asyncio
+import json
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,11 +70,56 @@ async def test_a_stream_that_is_cut_misses_its_frames(words: Words) -> None:
 
 def test_figures_say_what_was_added_and_which_promise_was_broken() -> None:
     rows = [
-        {"gateway": name, "cell": "open", "ttft_ms_p50": p50, "ttft_ms_p99": p99}
+        {"gateway": name, "cell": "open", "ttft_ms_p50": p50, "ttft_ms_p99": p99, "num_answered": 9}
         for name, p50, p99 in (("no gateway", 1, 2), ("nCompass", 4.5, 20), ("LiteLLM", 18, 60))
     ]
     found = figures.figures(rows)
     assert found["added_ttft_ms_p50"] == 3.5
     kept = {row["figure"]: row["kept"] for row in figures.promises(found)}
     assert kept == {"added_ttft_ms_p50": "yes", "added_ttft_ms_p99": "NO"}
-    assert figures.beside_peers(found)[0]["litellm ratio"] == pytest.approx(17 / 3.5)
+    assert figures.beside_peers(found, rows)[0]["litellm ratio"] == pytest.approx(17 / 3.5)
+
+
+def test_a_peer_that_answers_nothing_has_no_figures_and_the_table_says_why() -> None:
+    rows = [
+        {"gateway": name, "cell": "open", "ttft_ms_p50": p50, "ttft_ms_p99": p50, "num_answered": n}
+        for name, p50, n in (("no gateway", 1, 9), ("nCompass", 4.5, 9), ("Portkey", math.inf, 0))
+    ]
+    rows.append({"gateway": "Portkey", "cell": "closed", "requests_per_s": 700.0})
+    found = figures.figures(rows)
+    assert "portkey_added_ttft_ms_p50" not in found
+    assert found["portkey_rps_per_core"] == 700.0
+    ttft, _, rate = figures.beside_peers(found, rows)
+    assert (ttft["portkey"], ttft["portkey ratio"], ttft["litellm"]) == ("answered nothing", "", "")
+    assert rate["portkey"] == 700.0
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"cell": "open", "num_answered": 0},
+        {"cell": "closed", "requests_per_s": 0.0},
+        {"cell": "streams", "num_streams": 300, "num_failed": 300},
+        {"cell": "stall", "status": 500},
+    ],
+)
+def test_a_cell_without_an_answer_is_silent(row: dict[str, Any]) -> None:
+    assert figures.is_silent(row)
+
+
+async def test_a_server_that_refuses_streams_is_not_measured(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])  # type: ignore[index]
+        is_streamed = json.loads(await reader.readexactly(length))["stream"]
+        writer.write(b"HTTP/1.1 %b\r\n" % (b"500 No" if is_streamed else b"200 OK"))
+        writer.write(b"content-length: 9\r\nconnection: close\r\n\r\nimmutable")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    (tmp_path / "peer.log").write_text("what it says of itself")
+    target = Target(f"http://{host}:{port}", "null", {})
+    with pytest.raises(servers.NoAnswer, match="500 immutable\nwhat it says of itself"):
+        await asyncio.to_thread(servers._wait_for, target, tmp_path / "peer.log", 0.5)
+    server.close()

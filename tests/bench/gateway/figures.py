@@ -42,6 +42,8 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     found: dict[str, float] = {}
     direct = _row(rows, DIRECT, "open")
     for name, prefix in ((OURS, ""), (LITELLM, "litellm_"), (PORTKEY, "portkey_")):
+        # A peer that answered nothing has no figures: a ratio to it would flatter us.
+        rows = [row for row in rows if row["gateway"] != name or name == OURS or not is_silent(row)]
         served = _row(rows, name, "open")
         if served is not None and direct is not None:
             for part in ("p50", "p99"):
@@ -85,21 +87,35 @@ def promises(found: dict[str, float]) -> list[Row]:
     return table
 
 
-def beside_peers(found: dict[str, float]) -> list[Row]:
+def is_silent(row: Row) -> bool:
+    """Whether not one request of a cell was answered."""
+    answered = {
+        "open": lambda: row["num_answered"],
+        "closed": lambda: row["requests_per_s"],
+        "streams": lambda: row["num_streams"] - row["num_failed"],
+        "stall": lambda: row["status"] == 200,
+    }
+    return not answered[row["cell"]]()
+
+
+def beside_peers(found: dict[str, float], rows: Sequence[Row]) -> list[Row]:
     """Ours beside the peers: ratios above one are ours to win."""
     table = []
-    for figure, ratio in (
-        ("added_ttft_ms_p50", _smaller),
-        ("added_ttft_ms_p99", _smaller),
-        ("rps_per_core", _larger),
+    for figure, cell, ratio in (
+        ("added_ttft_ms_p50", "open", _smaller),
+        ("added_ttft_ms_p99", "open", _smaller),
+        ("rps_per_core", "closed", _larger),
     ):
-        row: Row = {"figure": figure, "nCompass": found.get(figure, "")}
-        for peer in ("litellm", "portkey"):
-            theirs = found.get(f"{peer}_{figure}")
-            row[peer] = "" if theirs is None else theirs
+        line: Row = {"figure": figure, "nCompass": found.get(figure, "")}
+        for peer in (LITELLM, PORTKEY):
+            theirs = found.get(f"{peer.lower()}_{figure}")
+            was_asked = _row(rows, peer, cell) is not None
+            line[peer.lower()] = (
+                ("answered nothing" if was_asked else "") if theirs is None else theirs
+            )
             is_known = theirs is not None and figure in found
-            row[f"{peer} ratio"] = ratio(found[figure], theirs or 0.0) if is_known else ""
-        table.append(row)
+            line[f"{peer.lower()} ratio"] = ratio(found[figure], theirs or 0.0) if is_known else ""
+        table.append(line)
     return table
 
 

@@ -7,6 +7,7 @@ shares the others.
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +38,12 @@ LITELLM_KEY = "sk-bench"
 LITELLM = "litellm[proxy]==1.106.12"
 """1.110.2 asks for a package that the index does not have."""
 PORTKEY = "@portkey-ai/gateway@1.15.2"
+PORTKEY_PACKAGE = {"private": True, "overrides": {"@hono/node-server": "1.14.1"}}
+"""With a later one it answers every stream with 500 (Portkey-AI/gateway#1389)."""
+
+
+class NoAnswer(RuntimeError):
+    """A server that was started answers no request; what it says is in the message."""
 
 
 def split_cores() -> int:
@@ -172,12 +179,15 @@ def portkey(core: int, upstream: Served, peers: Path, logs: Path) -> Iterator[Se
     """Portkey's gateway, which knows no keys and no money."""
     directory = peers / "portkey"
     package = directory / "node_modules" / "@portkey-ai" / "gateway"
-    if not package.is_dir():
+    stamp, wanted = directory / "packages.json", json.dumps([PORTKEY, PORTKEY_PACKAGE])
+    if not stamp.is_file() or stamp.read_text() != wanted:
         print(f"{directory}: installing {PORTKEY}", flush=True)
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "package.json").write_text('{"private": true}')
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        (directory / "package.json").write_text(json.dumps(PORTKEY_PACKAGE))
         npm = ["npm", "install", "--no-audit", "--no-fund", PORTKEY]
         subprocess.run(npm, cwd=directory, check=True, stdout=subprocess.DEVNULL)
+        stamp.write_text(wanted)
     port = free_port()
     command = ["node", str(package / "build" / "start-server.js"), f"--port={port}", "--headless"]
     log = logs / "portkey.log"
@@ -204,19 +214,26 @@ def _redis() -> str:
     return next(iter(redis_binaries().values()))
 
 
-def _wait_for(target: Target, log: Path) -> None:
-    """Until a whole request is answered."""
-    body = {"model": target.model, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
-    deadline = time.monotonic() + START_S
+def _wait_for(target: Target, log: Path, patience_s: float = START_S) -> None:
+    """Until a whole request and a stream are answered. Raises NoAnswer."""
+    deadline = time.monotonic() + patience_s
     told = "nothing"
     while time.monotonic() < deadline:
-        try:
-            url = f"{target.origin}{target.path}"
-            response = httpx.post(url, json=body, headers=target.headers, timeout=10)
-            if response.status_code == 200:
-                return
-            told = response.text
-        except httpx.HTTPError as error:
-            told = str(error)
+        told = next(
+            filter(None, (_refusal(target, is_streamed=kind) for kind in (False, True))), ""
+        )
+        if not told:
+            return
         time.sleep(0.3)
-    raise SystemExit(f"{log.name}: no answer: {told[-500:]}\n{log.read_text()[-2_000:]}")
+    raise NoAnswer(f"{log.name}: {told[-500:]}\n{log.read_text()[-2_000:]}")
+
+
+def _refusal(target: Target, *, is_streamed: bool) -> str:
+    """What a request is answered instead of tokens; empty where it is served."""
+    body = {"model": target.model, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
+    url, asked = f"{target.origin}{target.path}", body | {"stream": is_streamed}
+    try:
+        response = httpx.post(url, json=asked, headers=target.headers, timeout=10)
+    except httpx.HTTPError as error:
+        return str(error) or type(error).__name__
+    return "" if response.status_code == 200 else f"{response.status_code} {response.text}"
