@@ -5,9 +5,10 @@ httptools collects a request's head without a limit: one client without a key ma
 """
 
 import asyncio
+from collections import deque
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.middleware import DIRECT_BODY
 from infra.direct_body import ChunkedBody
@@ -30,6 +31,8 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._num_head_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
+        self._unanswered: deque[RequestResponseCycle] = deque()
+        """Oldest first. uvicorn remembers the newest, and would tell only that one of a hang-up."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
         """The first head is due."""
@@ -37,8 +40,11 @@ class Connection(HttpToolsProtocol):
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is due any more."""
+        """Nothing is due any more, and nobody listens to what is being answered."""
         self._forget_head()
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -61,7 +67,10 @@ class Connection(HttpToolsProtocol):
         """It has ended."""
         self._num_head_bytes = 0
         self._forget_head()
+        previous = self.cycle
         super().on_headers_complete()
+        if self.cycle is not previous:
+            self._unanswered.append(self.cycle)
         if self.scope["method"] != "HEAD":
             # Its task, which has just been made, has not begun.
             scope = cast(dict[str, Any], self.scope)
@@ -76,6 +85,11 @@ class Connection(HttpToolsProtocol):
         """The request is whole."""
         self._num_head_bytes = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The oldest request is answered; the next one may begin."""
+        self._unanswered.popleft()
+        super().on_response_complete()
 
     @property
     def _is_idle(self) -> bool:

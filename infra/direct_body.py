@@ -31,6 +31,8 @@ class ChunkedBody:
             cycle.chunked_encoding is True
             and not cycle.response_complete
             and not cycle.disconnected
+            # uvloop raises where asyncio would drop what is written now.
+            and not self._transport.is_closing()
             and not self._flow.write_paused
         )
 

@@ -57,7 +57,7 @@ class RequestStream(AsyncIterator[TokenFrame]):
         self._frames: deque[TokenFrame] = deque()
         self._open_choices = set(range(request.num_choices))
         self._waiter: asyncio.Future[None] | None = None
-        self._error: RequestLost | None = None
+        self._error: Exception | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -198,10 +198,23 @@ class RequestStream(AsyncIterator[TokenFrame]):
         self.worker = worker or self.worker
         self.is_running = self.is_running or not frame.is_accepted
         is_waited_for = self._waiter is not None and not self._waiter.done()
-        if is_waited_for and self.sink is not None and self.sink(frame):
+        if is_waited_for and self._is_taken(frame):
             return
         self._frames.append(frame)
         self._wake()
+
+    def _is_taken(self, frame: TokenFrame) -> bool:
+        """Whether the sink has dealt with the frame. If it fails, that is for this stream's reader to
+        hear: what calls it reads the frames of every stream.
+        """
+        if self.sink is None:
+            return False
+        try:
+            return self.sink(frame)
+        except Exception as error:
+            self._error = error
+            self._wake()
+            return True
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

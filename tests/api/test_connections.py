@@ -249,3 +249,24 @@ async def test_a_large_prompt_does_not_stall_other_streams(
         assert answer.status_code == 400
         # The machine is shared: the claim is that no encode of about 400 ms holds the loop.
         assert await watching < 0.25
+
+
+async def test_a_hang_up_behind_two_requests_at_once_stops_the_first_and_is_paid(
+    platform: Platform, base_url: str
+) -> None:
+    """Both come before the answer to the first: it went on, and what it wrote to was closed."""
+    before = await platform.balance()
+    platform.say(STORY, delay_s=0.01)
+    body = json.dumps(BODY | {"stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+    key = f"authorization: Bearer {platform.customer.key}\r\n\r\n"
+    host, port = base_url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write((head + key).encode() + body + (head + key).encode() + body)
+    await reader.readuntil(b"once")
+    writer.transport.abort()
+    await worker_is_idle_within(platform, 1.0)
+    after = await platform.settled()
+    ((outcome, output_tokens),) = await outcomes(platform)
+    assert (outcome, output_tokens > 0) == ("aborted", True)
+    assert after.posted < before.posted

@@ -105,3 +105,41 @@ async def test_an_answer_may_take_longer_than_a_head(
     begin = HEAD + b"connection: close\r\ncontent-length: 90\r\n\r\n"
     said = await told(port, begin, *[b"a"] * 90)
     assert b"90 bytes" in said
+
+
+async def test_requests_that_come_before_an_answer_hear_that_the_connection_is_gone() -> None:
+    """uvicorn tells only the last one; the first would go on, and write to what is closed."""
+    heard: list[str] = []
+    begun = asyncio.Event()
+
+    async def wait(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        begun.set()
+        heard.append((await receive())["type"])
+
+    config = uvicorn.Config(wait, lifespan="off")
+    config.load()
+    state = ServerState()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Connection(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+    )
+    _, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
+    writer.write((HEAD + b"content-length: 0\r\n\r\n") * 3)
+    await begun.wait()
+    writer.transport.abort()
+    async with asyncio.timeout(5):
+        while not heard:
+            await asyncio.sleep(0.005)
+    assert heard == ["http.disconnect"], "those behind it are never begun"
+    server.close()
+
+
+async def test_requests_that_come_before_an_answer_are_answered_in_their_order(port: int) -> None:
+    requests = [b"content-length: %d\r\n\r\n" % size + b"a" * size for size in (3, 0, 7)]
+    said = await told(
+        port,
+        *[HEAD + b"connection: keep-alive\r\n" + each for each in requests],
+        HEAD + b"connection: close\r\ncontent-length: 1\r\n\r\na",
+    )
+    order = [said.index(b"%d bytes" % size) for size in (3, 0, 7, 1)]
+    assert order == sorted(order)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -38,17 +39,40 @@ class Application:
         self.was_ready.append(direct.is_ready)
 
 
-@pytest.fixture
-async def served() -> AsyncIterator[tuple[Application, int]]:
-    application = Application()
+@asynccontextmanager
+async def serving(application: Any) -> AsyncIterator[int]:
     config = uvicorn.Config(application, lifespan="off")
     config.load()
     state = ServerState()
     server = await asyncio.get_running_loop().create_server(
         lambda: Connection(config=config, server_state=state, app_state={}), "127.0.0.1", 0
     )
-    yield application, server.sockets[0].getsockname()[1]
+    yield server.sockets[0].getsockname()[1]
     server.close()
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[Application, int]]:
+    application = Application()
+    async with serving(application) as port:
+        yield application, port
+
+
+async def test_it_is_not_ready_once_the_connection_closes() -> None:
+    """A turn of the loop before anybody is told; uvloop's transport raises at a write then."""
+    was_ready: list[bool] = []
+
+    async def close(scope: Any, receive: Any, send: Any) -> None:
+        direct: ChunkedBody = scope[DIRECT_BODY]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        was_ready.append(direct.is_ready)
+        direct._transport.close()
+        was_ready.append(direct.is_ready)
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serving(close) as port:
+        await told(port, b"/")
+    assert was_ready == [True, False]
 
 
 async def told(port: int, path: bytes, *, pause_s: float = 0.0) -> bytes:

@@ -11,7 +11,15 @@ from engine.broker.keys import Keys
 from engine.broker.settings import BrokerSettings
 from engine.broker.worker import WorkerBroker
 from engine.errors import ModelUnavailable, RequestLost
-from engine.messages import Cancel, CheckIntegrity, EndChoice, Extend, GenerateRequest, Heartbeat
+from engine.messages import (
+    Cancel,
+    CheckIntegrity,
+    EndChoice,
+    Extend,
+    GenerateRequest,
+    Heartbeat,
+    TokenFrame,
+)
 from tests.engine.broker.conftest import MODEL, SETTINGS, Gateways, Workers
 from tests.engine.broker.requests import new_frame, new_request, step_of
 
@@ -194,6 +202,30 @@ async def test_a_choice_is_ended_at_the_worker_and_its_last_tokens_are_dropped(
     assert not stream.has_frames
     assert stream.is_closed
     await gateway.end_choice(new_request("req_unknown"), 0)
+
+
+async def test_a_sink_that_fails_ends_its_own_stream_and_the_others_go_on(
+    new_gateway: Gateways, new_worker: Workers
+) -> None:
+    gateway, worker = await started(new_gateway), new_worker()
+    streams = [await gateway.submit(new_request(f"req_{i}"), confirmed=True) for i in range(2)]
+    requests = await take(worker)
+
+    def fail(frame: TokenFrame) -> bool:
+        raise RuntimeError("the handler is closed")
+
+    streams[0].sink = fail
+    reading = [asyncio.create_task(anext(stream)) for stream in streams]
+    await asyncio.sleep(0)
+    frames = [new_frame(request, 0, (5,)) for request in requests]
+    worker.publish({"node-1": step_of(*frames)})
+    with pytest.raises(RuntimeError, match="the handler is closed"):
+        await asyncio.wait_for(reading[0], 2.0)
+    assert (await asyncio.wait_for(reading[1], 2.0)).token_ids == (5,)
+    assert streams[0].is_closed
+    assert gateway.num_streams == 1
+    worker.publish({"node-1": step_of(new_frame(requests[1], 1, (6,)))})
+    assert (await asyncio.wait_for(anext(streams[1]), 2.0)).token_ids == (6,)
 
 
 async def test_a_waiting_worker_wakes_for_a_request_and_for_a_message(
