@@ -1,8 +1,7 @@
 """How a group's decisions reach the tables: all in one round trip, last the guarded balances.
 
-Every UPDATE repeats the condition that its decision rested on, and counts the rows it changed. The
-locks make a difference impossible; if one were ever missing, the transaction fails instead of
-overselling.
+Every UPDATE repeats the condition that its decision rested on, and must change its row. The locks
+make a difference impossible; if one were ever missing, the transaction fails instead of overselling.
 """
 
 from collections import defaultdict
@@ -28,7 +27,7 @@ from billing.models import (
     UsageRecord,
 )
 from common.ids import new_id
-from common.round_trip import Call, Statement, send_together
+from common.round_trip import Call, RowMissed, Statement, commit_together, send_together
 from common.upsert import insert_of
 
 HOLD_COLUMNS = tuple(HoldRecord.__table__.c.keys())
@@ -44,6 +43,7 @@ HOUR_COUNTERS = (
     "charge_nano_usd",
 )
 _NO_FLOOR = -(2**62)
+ROW_CHANGED = "A guarded update found its row changed."
 
 _CHANGE_HOLD = Statement.of(
     update(cast(Table, HoldRecord.__table__))
@@ -179,15 +179,34 @@ async def write_changes(
     now_us: int,
 ) -> None:
     """Write a group's decisions in the connection's transaction."""
-    calls = [
+    calls = _calls(changes, open_lots, now_us)
+    for call, answer in zip(calls, await send_together(connection, calls), strict=True):
+        if answer.rowcount != len(call.rows):
+            raise LedgerConflict(ROW_CHANGED)
+
+
+async def commit_changes(
+    connection: AsyncConnection,
+    changes: BookChanges,
+    open_lots: dict[str, list[OpenLot]],
+    *,
+    now_us: int,
+    guards: Sequence[Call] = (),
+) -> None:
+    """Write a group's decisions and commit, in one round trip; or nothing, where a guard fails."""
+    try:
+        await commit_together(connection, [*guards, *_calls(changes, open_lots, now_us)])
+    except RowMissed:
+        raise LedgerConflict(ROW_CHANGED) from None
+
+
+def _calls(changes: BookChanges, open_lots: dict[str, list[OpenLot]], now_us: int) -> list[Call]:
+    return [
         *_of_holds(changes),
         *_of_ledger(changes.closed, open_lots, now_us),
         *_of_usage(changes.closed, now_us),
         _of_balances(changes.moves),
     ]
-    for call, answer in zip(calls, await send_together(connection, calls), strict=True):
-        if answer.rowcount != len(call.rows):
-            raise LedgerConflict("A guarded update found its row changed.", rows=len(call.rows))
 
 
 def _of_holds(changes: BookChanges) -> list[Call]:

@@ -15,9 +15,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from accounts.api_keys import require_live
 from accounts.errors import InvalidKey, OrganizationFrozen
-from billing import book_reader, chart, lots
+from billing import assumptions, book_reader, chart, lots
 from billing.book_reader import Account, Key
-from billing.book_writer import BookChanges, ClosedHold, HoldState, write_changes
+from billing.book_writer import (
+    BookChanges,
+    ClosedHold,
+    HoldState,
+    commit_changes,
+    write_changes,
+)
 from billing.budgets import OpenBudget
 from billing.errors import (
     BudgetExceeded,
@@ -42,6 +48,7 @@ from billing.models import Price
 from billing.money import affordable_output, cost
 from billing.pricing import find_prices
 from common.clock import Clock, utc_now_us
+from common.round_trip import Call
 
 NOT_ENOUGH = {
     InsufficientCredit: "There is not enough credit for this request. Add some on the billing page.",
@@ -57,10 +64,16 @@ class PriceCache:
     def __init__(self) -> None:
         self._prices: dict[str, Price] = {}
 
+    def known(self, price_ids: set[str]) -> dict[str, Price] | None:
+        """All prices, if these are among those that were loaded."""
+        return self._prices if price_ids <= self._prices.keys() else None
+
     async def load(self, connection: AsyncConnection, price_ids: set[str]) -> dict[str, Price]:
         """The prices with these ids that exist."""
         missing = sorted(price_ids - self._prices.keys())
         if missing:
+            if not connection.in_transaction():
+                await connection.begin()  # else the session's end would be the transaction's
             async with AsyncSession(connection, expire_on_commit=False) as session:
                 found = await find_prices(session, missing)
                 session.expunge_all()  # they outlive the session
@@ -70,7 +83,7 @@ class PriceCache:
 
 @dataclass(slots=True)
 class HoldBook:
-    """The rows that a group of operations is about. Made by `open`, ended by `write`."""
+    """The rows that a group of operations is about. Made by `open`, ended by `write` or `commit`."""
 
     now_us: int
     _holds: dict[str, HoldState]
@@ -80,6 +93,8 @@ class HoldBook:
     _lots: dict[str, list[lots.OpenLot]]
     _budgets: dict[str, list[OpenBudget]]
     """What bounds each key, if anything; a project's is shared between its keys."""
+    _guards: Sequence[Call] = ()
+    """What must hold, where it was assumed."""
     _changes: BookChanges = field(default_factory=BookChanges)
 
     @classmethod
@@ -105,6 +120,30 @@ class HoldBook:
             reading.budgets,
         )
 
+    @classmethod
+    def assume(
+        cls, admits: Sequence[AdmitHold], prices: PriceCache, *, clock: Clock = utc_now_us
+    ) -> Self | None:
+        """The book as it nearly always stands; see `billing.assumptions`. Only to be committed.
+
+        None where a price is not known yet.
+        """
+        now_us = clock()
+        known = prices.known({one.price_id for one in admits})
+        if known is None:
+            return None
+        reading = assumptions.assumed(admits, now_us=now_us)
+        return cls(
+            now_us,
+            reading.holds,
+            reading.accounts,
+            reading.keys,
+            known,
+            reading.lots,
+            reading.budgets,
+            assumptions.guards(admits, now_us=now_us),
+        )
+
     def apply(self, operation: HoldOperation) -> Hold | Settlement:
         """Decide one operation; raises BillingError or AccountError and then changes nothing."""
         match operation:
@@ -120,6 +159,15 @@ class HoldBook:
     async def write(self, connection: AsyncConnection) -> None:
         """Write what has been decided. The caller commits."""
         await write_changes(connection, self._changes, self._lots, now_us=self.now_us)
+
+    async def commit(self, connection: AsyncConnection) -> None:
+        """Write what has been decided, and commit the connection's transaction.
+
+        Raises LedgerConflict, having written nothing, where a row is not as it was read or assumed.
+        """
+        await commit_changes(
+            connection, self._changes, self._lots, now_us=self.now_us, guards=self._guards
+        )
 
     def _admit(self, admit: AdmitHold) -> Hold:
         _require_counts(admit.input_tokens, admit.output_tokens)

@@ -1,21 +1,24 @@
 """Holds: the one writer of a process through which every request's money goes.
 
 The next group is whatever arrived while the last one committed: alone, a request waits for nobody;
-under load one commit serves many. On SQLite several writers would starve each other for seconds,
-on PostgreSQL one hot organization's row would be queued for; a single task has neither problem.
+under load one commit serves many. What ends a stream, whose text has been sent, may gather for some
+milliseconds: the fewer transactions there are, the sooner is the next opening written. On SQLite
+several writers would starve each other for seconds, on PostgreSQL one hot organization's row would be
+queued for; a single task has neither problem.
 """
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from billing.errors import LedgerUnavailable
+from billing.errors import LedgerConflict, LedgerUnavailable
 from billing.hold_book import HoldBook, PriceCache
 from billing.hold_operations import (
     AdmitHold,
@@ -30,8 +33,9 @@ from billing.hold_operations import (
     VoidHold,
 )
 from common.clock import Clock, utc_now_us
-from common.db import Sessions
+from common.db import TRUSTED_FOR_S, Sessions
 from common.errors import PlatformError
+from common.kept_connection import KeptConnection
 from common.round_trip import beginning_late
 
 __all__ = [
@@ -52,6 +56,11 @@ LONGEST_PAUSE_S = 1.0
 STOP_PATIENCE_S = 10.0
 CLOSINGS_PASSED_OVER = 2
 """Turns in a row; then they are in the next group, whoever else waits."""
+DOUBT_S = 2.0
+"""So long the books of those are read first who were not as assumed: they have a budget, or little."""
+DOUBTED_MAX = 10_000
+GATHER_S = 0.01
+"""Closings of streams follow one another at this distance."""
 
 Result = Hold | Settlement
 Answer = Result | PlatformError
@@ -68,6 +77,11 @@ class _Waiting:
     @property
     def is_closing(self) -> bool:
         return isinstance(self.operation, SettleHold | VoidHold)
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether it may gather: its caller has everything but the bill."""
+        return isinstance(self.operation, SettleHold) and self.operation.facts.streamed
 
 
 class _Unreachable(Exception):
@@ -90,7 +104,7 @@ class HoldWriter:
         settle_patience_s: float = 60.0,
         clock: Clock = utc_now_us,
     ) -> None:
-        self._engine = beginning_late(sessions)
+        self._kept = KeptConnection(beginning_late(sessions))
         self._max_group = max_group
         self._settle_patience_s = settle_patience_s
         self._clock = clock
@@ -103,6 +117,10 @@ class HoldWriter:
         self._is_stopping = False
         self._num_passes = 0
         """Turns in a row in which closings had to wait for openings."""
+        self._doubted_until_s: dict[Owner, float] = {}
+        self._gather_until_s = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+        """Wakes the writer when what has gathered is due."""
 
     async def start(self) -> None:
         """Begin to take operations."""
@@ -135,16 +153,18 @@ class HoldWriter:
         async with self._places:
             future = self._enqueue(admit)
             try:
-                return cast(Hold, await asyncio.shield(future))
+                return cast(Hold, await future)
             except asyncio.CancelledError:
-                future.add_done_callback(self._void_abandoned)
+                # Where the answer comes later, `_commit` finds nobody who waits for it.
+                if not future.cancelled() and future.exception() is None:
+                    self._void_abandoned(cast(Hold, future.result()))
                 raise
 
     async def extend(
         self, request_id: str, epoch: int, output_tokens: int, *, owner: Owner | None = None
     ) -> Hold:
         """Reserve `output_tokens` in all; raises InsufficientCredit, KeyRevoked, HoldFenced."""
-        return cast(Hold, await self._submit(ExtendHold(request_id, epoch, output_tokens, owner)))
+        return cast(Hold, await self._enqueue(ExtendHold(request_id, epoch, output_tokens, owner)))
 
     async def settle(self, settle: SettleHold) -> Settlement:
         """Charge and close; again, it gives the first answer.
@@ -153,7 +173,7 @@ class HoldWriter:
         `settle_patience_s` the caller gets LedgerUnavailable while the trying goes on. Raises
         HoldFenced, HoldExceeded, HoldNotFound.
         """
-        return cast(Settlement, await self._submit(settle))
+        return cast(Settlement, await self._enqueue(settle))
 
     async def void(
         self,
@@ -166,12 +186,10 @@ class HoldWriter:
     ) -> Settlement:
         """Close without a charge; as persistent as `settle`. Raises HoldFenced, HoldNotFound."""
         void = VoidHold(request_id, epoch, outcome, facts or UsageFacts(), owner=owner)
-        return cast(Settlement, await self._submit(void))
-
-    async def _submit(self, operation: HoldOperation) -> Result:
-        return await asyncio.shield(self._enqueue(operation))
+        return cast(Settlement, await self._enqueue(void))
 
     def _enqueue(self, operation: HoldOperation) -> asyncio.Future[Result]:
+        """Have it written, whether or not somebody still waits for the answer by then."""
         if self._task is None or self._task.done():
             raise LedgerUnavailable("The ledger's writer is not running.")
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -181,32 +199,40 @@ class HoldWriter:
         self._arrived.set()
         return future
 
-    def _void_abandoned(self, future: asyncio.Future[Result]) -> None:
-        if future.cancelled() or future.exception() is not None:
-            return
-        hold = cast(Hold, future.result())
-        self._enqueue(VoidHold(hold.request_id, hold.epoch, "aborted"))
-
     async def _run(self) -> None:
         pause_s = FIRST_PAUSE_S
-        while self._waiting or not self._is_stopping:
-            await self._arrived.wait()
-            group = self._next_group()
-            if not self._waiting and not self._is_stopping:
-                self._arrived.clear()
-            try:
-                if group:
-                    await self._commit(group)
-                pause_s = FIRST_PAUSE_S
-            except _Unreachable as unreachable:
-                self._postpone(group, unreachable)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            except asyncio.CancelledError:
-                self._waiting.extendleft(reversed(group))  # for `stop` to answer
-                raise
-            # Callers and abandoned admissions react before the writer looks whether it may end.
-            await asyncio.sleep(0)
+        try:
+            while self._waiting or not self._is_stopping:
+                await self._arrival()
+                group = self._next_group()
+                self._rest()
+                try:
+                    if group:
+                        await self._commit(group)
+                    pause_s = FIRST_PAUSE_S
+                except _Unreachable as unreachable:
+                    self._postpone(group, unreachable)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                except asyncio.CancelledError:
+                    self._waiting.extendleft(reversed(group))  # for `stop` to answer
+                    raise
+                # Callers react before the writer goes on, or looks whether it may end.
+                await asyncio.sleep(0)
+        finally:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            await self._kept.give_back()
+
+    async def _arrival(self) -> None:
+        """Until there is something to do; whoever rests for long needs no connection."""
+        if self._kept.is_held and not self._arrived.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TRUSTED_FOR_S):
+                    await self._arrived.wait()
+            if not self._arrived.is_set():
+                await self._kept.give_back()
+        await self._arrived.wait()
 
     def _next_group(self) -> list[_Waiting]:
         """What is committed together: while openings wait, they go without the closings.
@@ -214,17 +240,35 @@ class HoldWriter:
         Somebody waits for a first token behind each opening; behind a closing, only for its bill.
         Of one request the opening comes first in any case, so that nothing is overtaken by itself.
         """
-        openings = [waiting for waiting in self._waiting if not waiting.is_closing]
-        is_mixed = 0 < len(openings) < len(self._waiting)
+        now_s = time.monotonic()
+        is_gathering = now_s < self._gather_until_s and not self._is_stopping
+        ready = [one for one in self._waiting if not (is_gathering and one.is_patient)]
+        openings = [waiting for waiting in ready if not waiting.is_closing]
+        is_mixed = 0 < len(openings) < len(ready)
         if is_mixed and self._num_passes < CLOSINGS_PASSED_OVER:
             self._num_passes += 1
-            group = openings[: self._max_group]
-            chosen = {id(waiting) for waiting in group}
-            self._waiting = deque(one for one in self._waiting if id(one) not in chosen)
-            return group
-        self._num_passes = 0
-        size = min(len(self._waiting), self._max_group)
-        return [self._waiting.popleft() for _ in range(size)]
+            ready = openings
+        else:
+            self._num_passes = 0
+        group = ready[: self._max_group]
+        if any(waiting.is_patient for waiting in group):
+            self._gather_until_s = now_s + GATHER_S
+        chosen = {id(waiting) for waiting in group}
+        self._waiting = deque(one for one in self._waiting if id(one) not in chosen)
+        return group
+
+    def _rest(self) -> None:
+        """Sleep until something arrives, unless something has; what gathers wakes the writer in time."""
+        if self._is_stopping or not all(waiting.is_patient for waiting in self._waiting):
+            return
+        self._arrived.clear()
+        if self._waiting and self._alarm is None:
+            delay_s = max(0.0, self._gather_until_s - time.monotonic())
+            self._alarm = asyncio.get_running_loop().call_later(delay_s, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm, self._gather_until_s = None, 0.0
+        self._arrived.set()
 
     async def _commit(self, group: Sequence[_Waiting]) -> None:
         """Write a group; when the group fails as a whole, each member alone."""
@@ -250,19 +294,54 @@ class HoldWriter:
                 _fail(waiting.future, answer)
             elif not waiting.future.done():
                 waiting.future.set_result(answer)
+            elif isinstance(waiting.operation, AdmitHold) and waiting.future.cancelled():
+                self._void_abandoned(cast(Hold, answer))
+
+    def _void_abandoned(self, hold: Hold) -> None:
+        """Its caller is gone; a writer that has stopped leaves it to the sweeper."""
+        with suppress(LedgerUnavailable):
+            self._enqueue(VoidHold(hold.request_id, hold.epoch, "aborted"))
 
     async def _transact(self, operations: list[HoldOperation]) -> list[Answer]:
         """Decide and commit `operations` together; a refused one leaves no trace."""
+        answers = await self._transact_assuming(operations)
+        if answers is not None:
+            return answers
         is_committing = False
         try:
-            async with self._engine.begin() as connection:
+            async with self._kept.transaction() as connection:
                 book = await HoldBook.open(connection, operations, self._prices, clock=self._clock)
                 answers = [_apply(book, operation) for operation in operations]
-                await book.write(connection)
                 is_committing = True
+                await book.commit(connection)
         except UNREACHABLE as error:
             raise _Unreachable(is_committing) from error
         return answers
+
+    async def _transact_assuming(self, operations: list[HoldOperation]) -> list[Answer] | None:
+        """Commit admissions without a look at the books; None, and nothing done, where they differ."""
+        admits = [one for one in operations if isinstance(one, AdmitHold)]
+        if len(admits) < len(operations) or any(self._doubts(one.owner) for one in admits):
+            return None
+        book = HoldBook.assume(admits, self._prices, clock=self._clock)
+        if book is None:
+            return None
+        answers = [_apply(book, admit) for admit in admits]
+        try:
+            async with self._kept.transaction() as connection:
+                await book.commit(connection)
+        except UNREACHABLE as error:
+            raise _Unreachable(is_unknown=True) from error
+        except (LedgerConflict, DBAPIError):
+            if len(self._doubted_until_s) > DOUBTED_MAX:
+                self._doubted_until_s.clear()
+            until_s = time.monotonic() + DOUBT_S
+            self._doubted_until_s |= {admit.owner: until_s for admit in admits}
+            return None
+        return answers
+
+    def _doubts(self, owner: Owner) -> bool:
+        return self._doubted_until_s.get(owner, 0.0) > time.monotonic()
 
     def _postpone(self, group: Sequence[_Waiting], unreachable: _Unreachable) -> None:
         """Keep the closings for the next try; refuse the rest, and void what may have been held."""

@@ -9,14 +9,14 @@ began, and takes its locks as it would alone.
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import ClauseElement, Select
+from sqlalchemy import ClauseElement, Select, Update
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.aiosqlite import SQLiteDialect_aiosqlite
 from sqlalchemy.exc import DBAPIError
@@ -29,9 +29,15 @@ from common.sqlite import visit
 
 Row = tuple[Any, ...]
 Parameters = Mapping[str, Any]
+Prepared = dict[bytes, bytes]
+"""What `common.pipeline` has prepared on a connection."""
+R = TypeVar("R")
 _SQLITE = SQLiteDialect_aiosqlite(paramstyle="named")
 _POSTGRESQL = PGDialect_psycopg(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]  # theirs
-BEGIN = b"BEGIN"
+BEGIN, COMMIT = b"BEGIN", b"COMMIT"
+_MUST_CHANGE = b"WITH changed AS (%b RETURNING 1) SELECT 1 / count(*) FROM changed"
+_MUST_FIND = b"SELECT 1 / count(*) FROM (%b) AS found"
+"""Where there is no such row, PostgreSQL itself refuses to go on."""
 PREPARED = "prepared"
 """Where a connection of the pool keeps what `common.pipeline` has prepared on it."""
 
@@ -48,6 +54,8 @@ class Statement:
     """As SQLite takes it, with `:name` for each value."""
     numbered: tuple[bytes, tuple[str, ...]]
     """As PostgreSQL takes it, with `$1`, and the names of its values in their order."""
+    guarded: bytes
+    """The same for PostgreSQL, but it fails where a SELECT finds, or an UPDATE changes, no row."""
     is_query: bool
 
     @classmethod
@@ -63,9 +71,15 @@ class Statement:
         assert isinstance(numbered, SQLCompiler)
         assert numbered.positiontup is not None
         assert not any(numbered.params.values()), f"a constant in {numbered}"
+        text, guarded = str(numbered).encode(), b"%b"
+        if isinstance(named.statement, Select):
+            guarded = _MUST_FIND
+        elif isinstance(named.statement, Update):
+            guarded = _MUST_CHANGE
         return cls(
             str(named),
-            (str(numbered).encode(), tuple(numbered.positiontup)),
+            (text, tuple(numbered.positiontup)),
+            guarded % text,
             isinstance(named.statement, Select),
         )
 
@@ -89,6 +103,10 @@ class Answer:
 NOTHING = Answer([], 0)
 
 
+class RowMissed(Exception):
+    """A SELECT or an UPDATE found no row, so that nothing was committed."""
+
+
 def beginning_late(sessions: Sessions) -> AsyncEngine:
     """The engine of `sessions`, but a transaction begins with what is first sent together.
 
@@ -106,14 +124,36 @@ async def send_together(connection: AsyncConnection, calls: Sequence[Call]) -> l
     """
     if not any(call.rows for call in calls):
         return [NOTHING for _ in calls]
+    return await _execute(connection, calls, _run_on_postgresql, _run_on_sqlite)
+
+
+async def commit_together(connection: AsyncConnection, calls: Sequence[Call]) -> None:
+    """Execute `calls` and commit, in one round trip on PostgreSQL.
+
+    Nobody can look at what they came to before it is for good. So each time a SELECT must find its
+    row, and an UPDATE change it, or nothing is committed. Raises RowMissed then, and DBAPIError.
+    """
+    await _execute(connection, calls, _commit_on_postgresql, _write_on_sqlite)
+    if connection.dialect.name == "sqlite" and not connection.in_transaction():
+        await connection.begin()
+    if connection.in_transaction():
+        await connection.commit()  # on PostgreSQL only SQLAlchemy does not know of it yet
+
+
+async def _execute(
+    connection: AsyncConnection,
+    calls: Sequence[Call],
+    on_postgresql: Callable[[psycopg.AsyncConnection[Any], Prepared, Sequence[Call]], Awaitable[R]],
+    on_sqlite: Callable[[sqlite3.Connection, Sequence[Call]], R],
+) -> R:
     assert connection.sync_connection is not None
     raw = connection.sync_connection.connection
     driver: Any = raw.driver_connection
     try:
         if isinstance(driver, psycopg.AsyncConnection):
             prepared = raw.info.setdefault(PREPARED, {})  # ends with the connection
-            return await _run_on_postgresql(driver, prepared, calls)
-        return await visit(driver, _run_on_sqlite, calls)
+            return await on_postgresql(driver, prepared, calls)
+        return await visit(driver, on_sqlite, calls)
     except (psycopg.Error, sqlite3.Error) as error:
         raise await _translated(connection, error) from error
     except asyncio.CancelledError:
@@ -122,14 +162,11 @@ async def send_together(connection: AsyncConnection, calls: Sequence[Call]) -> l
 
 
 async def _run_on_postgresql(
-    driver: psycopg.AsyncConnection[Any], prepared: dict[bytes, bytes], calls: Sequence[Call]
+    driver: psycopg.AsyncConnection[Any], prepared: Prepared, calls: Sequence[Call]
 ) -> list[Answer]:
-    is_new = driver.info.transaction_status == TransactionStatus.IDLE
-    commands: list[pipeline.Command] = [(BEGIN, ())] if is_new else []
-    for call in calls:
-        text, names = call.statement.numbered
-        commands += [(text, [row[name] for name in names]) for row in call.rows]
-    results = iter((await pipeline.run(driver, prepared, commands))[is_new:])
+    begin = _beginning(driver)
+    commands = [*begin, *(command for call in calls for command in _commands(call))]
+    results = iter((await pipeline.run(driver, prepared, commands))[len(begin) :])
     answers = []
     for call in calls:
         of_call = list(islice(results, len(call.rows)))
@@ -139,6 +176,36 @@ async def _run_on_postgresql(
         else:
             answers.append(Answer([], sum(result.command_tuples or 0 for result in of_call)))
     return answers
+
+
+async def _commit_on_postgresql(
+    driver: psycopg.AsyncConnection[Any], prepared: Prepared, calls: Sequence[Call]
+) -> None:
+    commands = _beginning(driver)
+    for call in calls:
+        commands += [(call.statement.guarded, values) for _, values in _commands(call)]
+    try:
+        await pipeline.run(driver, prepared, [*commands, (COMMIT, ())])
+    except psycopg.errors.DivisionByZero as error:
+        raise RowMissed from error
+
+
+def _beginning(driver: psycopg.AsyncConnection[Any]) -> list[pipeline.Command]:
+    """BEGIN, unless it has begun."""
+    is_new = driver.info.transaction_status == TransactionStatus.IDLE
+    return [(BEGIN, ())] if is_new else []
+
+
+def _commands(call: Call) -> Iterator[pipeline.Command]:
+    text, names = call.statement.numbered
+    return ((text, [row[name] for name in names]) for row in call.rows)
+
+
+def _write_on_sqlite(raw: sqlite3.Connection, calls: Sequence[Call]) -> None:
+    """In the connection's thread."""
+    answers = _run_on_sqlite(raw, calls)
+    if any(answer.rowcount != len(call.rows) for call, answer in zip(calls, answers, strict=True)):
+        raise RowMissed
 
 
 def _run_on_sqlite(raw: sqlite3.Connection, calls: Sequence[Call]) -> list[Answer]:

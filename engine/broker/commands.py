@@ -27,6 +27,7 @@ from redis.exceptions import (
 
 from engine.broker.scripts import Argument, Call, Script
 from engine.broker.settings import BrokerSettings
+from engine.broker.wire import Wire
 from engine.errors import ModelUnavailable
 
 UNREACHABLE = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OSError)
@@ -46,7 +47,7 @@ class Commands:
     """Runs scripts in the order in which they were asked for, many to a round trip."""
 
     def __init__(self, redis: Redis, settings: BrokerSettings) -> None:
-        self._redis = redis
+        self._wire = Wire(redis)
         self._settings = settings
         self._pending: deque[_Pending] = deque()
         self._arrived = asyncio.Event()
@@ -76,6 +77,7 @@ class Commands:
         finally:
             self._fail(list(self._pending), ModelUnavailable("the gateway is stopping"))
             self._pending.clear()
+            await self._wire.close()
 
     async def _serve(self, batch: list[_Pending]) -> None:
         """One round trip, repeated until Redis answers or patience ends: every script may."""
@@ -119,10 +121,7 @@ class Commands:
         return answers
 
     async def _round_trip(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
-        pipeline = self._redis.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        answers = await self._wire.round_trip(commands)
         for answer in answers:
             if isinstance(answer, UNREACHABLE):
                 raise answer

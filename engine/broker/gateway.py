@@ -21,6 +21,7 @@ from engine.broker.keys import MODELS, Keys
 from engine.broker.positions import QueuePosition, QueueShape
 from engine.broker.settings import BrokerSettings
 from engine.broker.stream import RequestStream
+from engine.broker.wire import Wire
 from engine.cost_model import DrainRate
 from engine.errors import ModelUnavailable
 from engine.messages import ControlMessage, GenerateRequest, Heartbeat, StepFrames, TokenFrame
@@ -305,15 +306,23 @@ class GatewayBroker:
     # -- frames in
 
     async def _keep_reading(self, link: _Link) -> None:
+        wire = Wire(self._redis)
+        try:
+            await self._read_on(link, wire)
+        finally:
+            await wire.close()
+
+    async def _read_on(self, link: _Link, wire: Wire) -> None:
         stream = link.keys.frames(self.node)
+        asking = ("XREAD", "COUNT", READ_LIMIT, "BLOCK", READ_BLOCK_MS, "STREAMS", stream)
         has_read_all = True
         while True:
             if has_read_all:
                 link.read_since = asyncio.get_running_loop().time()
             try:
-                answer: Any = await self._redis.xread(
-                    {stream: link.last_id}, count=READ_LIMIT, block=READ_BLOCK_MS
-                )
+                (answer,) = await wire.round_trip([(*asking, link.last_id)])
+                if isinstance(answer, RedisError):
+                    raise answer
             except (RedisError, OSError) as error:
                 logger.warning("cannot read frames of %s: %s", link.keys.model, error)
                 # A Redis that comes back empty may count from an earlier id; repeats are dropped.
@@ -321,11 +330,12 @@ class GatewayBroker:
                 await asyncio.sleep(READ_RETRY_S)
                 continue
             has_read_all = True
-            for _, messages in answer or ():
+            # The third version of the protocol answers with a map, the second with pairs.
+            for _, messages in answer.items() if isinstance(answer, dict) else answer or ():
                 has_read_all = len(messages) < READ_LIMIT
-                for message_id, fields in messages:
+                for message_id, (_, message) in messages:
                     link.last_id = message_id.decode()
-                    self._dispatch(link, fields[b"d"])
+                    self._dispatch(link, message)
                 await asyncio.sleep(0)
 
     def _dispatch(self, link: _Link, message: bytes) -> None:

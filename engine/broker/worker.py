@@ -24,6 +24,7 @@ from engine.broker.keys import MODELS, Keys
 from engine.broker.scripts import Argument, Call, Script
 from engine.broker.settings import BrokerSettings
 from engine.broker.window import NO_ROOM, TakeRoom
+from engine.broker.wire import BlockingWire
 from engine.messages import ControlMessage, Extend, GenerateRequest, Heartbeat, StepFrames
 
 Answer = TypeVar("Answer")
@@ -99,6 +100,7 @@ class WorkerBroker:
         self.has_queue = False
         """Whether something was queued at the last heartbeat."""
         self._redis = redis
+        self._wire = BlockingWire(redis)
         self._settings = settings
         self._keys = Keys(model)
         self._held: dict[str, _Held] = {}
@@ -250,6 +252,10 @@ class WorkerBroker:
         call = self._call(scripts.DEAD_NODES, self._settings.node_ms, *nodes)
         return {node.decode() for node in self.run([call])[0]}
 
+    def close(self) -> None:
+        """Give the connection back; the next round trip takes another one."""
+        self._wire.close()
+
     # -- inside
 
     def _call(self, script: Script, *arguments: Argument) -> Call:
@@ -370,10 +376,7 @@ class WorkerBroker:
         return answers
 
     def _round_trip(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
-        pipeline = self._redis.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)  # type: ignore[no-untyped-call]  # redis-py's gap
-        answers: list[Any] = pipeline.execute(raise_on_error=False)
+        answers = self._wire.round_trip(commands)
         for answer in answers:
             if isinstance(answer, (RedisConnectionError, RedisTimeoutError, ReadOnlyError)):
                 raise answer

@@ -242,6 +242,7 @@ class ModelLine:
             self._give_back()
         except BrokerUnreachable as fault:
             logger.warning("could not give requests back", reason=str(fault))
+        self.broker.close()
 
     # inside
 

@@ -4,11 +4,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
+from common import pipeline
 from common.db import Sessions, create_sessions
+from common.round_trip import COMMIT
 
 Fault = Literal["before", "after"]
 
@@ -60,6 +66,9 @@ def plan_faults(
     commit = dialect.do_commit
 
     def faulty(connection: Any) -> None:
+        if _has_committed(connection.driver_connection):
+            commit(connection)
+            return
         fault = planned.pop(0) if planned else None
         if fault == "before":
             connection.rollback()
@@ -68,5 +77,40 @@ def plan_faults(
         if fault == "after":
             raise lost_connection()
 
+    @event.listens_for(engine.sync_engine, "connect")
+    def plan(connection: Any, record: Any) -> None:
+        if isinstance(connection.driver_connection, psycopg.AsyncConnection):
+            _of_pipelines[connection.driver_connection] = planned
+
     dialect.do_commit = faulty
     return planned
+
+
+def _has_committed(driver: Any) -> bool:
+    """By `common.pipeline`, so that nothing is left for SQLAlchemy to commit."""
+    is_postgresql = isinstance(driver, psycopg.AsyncConnection)
+    return is_postgresql and driver.info.transaction_status == TransactionStatus.IDLE
+
+
+_of_pipelines: WeakKeyDictionary[psycopg.AsyncConnection[Any], list[Fault | None]] = (
+    WeakKeyDictionary()
+)
+_run = pipeline.run
+
+
+async def _run_and_suffer(
+    driver: psycopg.AsyncConnection[Any], prepared: Any, commands: Any
+) -> list[Any]:
+    """`pipeline.run`, but for a COMMIT among the commands: the connection is really lost."""
+    planned = _of_pipelines.get(driver)
+    fault = planned.pop(0) if planned and commands[-1][0] == COMMIT else None
+    if fault == "before":
+        driver.pgconn.finish()
+    results = await _run(driver, prepared, commands)
+    if fault == "after":
+        driver.pgconn.finish()
+        raise psycopg.OperationalError("the connection was lost")
+    return results
+
+
+pipeline.run = _run_and_suffer

@@ -8,6 +8,7 @@ EXTENSIONS, WATCH = (f"tests/billing/test_{name}.py" for name in ("extensions", 
 RETURNS, RECHARGE = "tests/billing/test_refunds_and_disputes.py", "tests/billing/test_recharge.py"
 STATEMENTS, EXPIRY = "tests/billing/test_statements.py", "tests/billing/test_expiry.py"
 EXPORTS = "tests/web/test_exports.py"
+ASSUMPTIONS = "tests/billing/test_assumptions.py"
 
 
 def _book(name: str, old: str, new: str, tests: str = HOLDS) -> Mutant:
@@ -197,6 +198,67 @@ TOGETHER = [
         "            changed += cursor.rowcount\n",
         "            changed += 1\n",
         "tests/common/test_round_trip.py",
+    ),
+    Mutant(
+        "SQLite commits around a row that was missed",
+        "common/round_trip.py",
+        "        raise RowMissed\n",
+        "        pass\n",
+        "tests/common/test_round_trip.py",
+    ),
+    *_of(
+        "holds",
+        "tests/billing/test_writer.py",
+        (
+            "what a caller has hung up on before stays held",
+            "            elif isinstance(waiting.operation, AdmitHold) and waiting.future.cancelled():",
+            "            elif False:",
+        ),
+        (
+            "what a caller has hung up on with the answer stays held",
+            "                if not future.cancelled() and future.exception() is None:",
+            "                if False:",
+        ),
+    ),
+]
+
+ASSUMED = [
+    Mutant(
+        "nothing is held against the assumptions",
+        "billing/book_writer.py",
+        "[*guards, *_calls(",
+        "[*_calls(",
+        ASSUMPTIONS,
+    ),
+    *_of(
+        "assumptions",
+        ASSUMPTIONS,
+        ("an assumed key may be revoked", "        ApiKey.revoked_at.is_(None),\n", ""),
+        (
+            "an assumed key may be somebody else's",
+            '        ApiKey.organization_id == bindparam("organization_id"),\n',
+            "",
+        ),
+        (
+            "an assumed key may have a budget",
+            "        ~exists().where(Budget.api_key_id == ApiKey.id),\n",
+            "",
+        ),
+        (
+            "an assumed key's project may have a budget",
+            "        ~exists().where(Budget.project_id == ApiKey.project_id),\n",
+            "",
+        ),
+        (
+            "an assumed key may have expired",
+            'ApiKey.expires_at > bindparam("now_us")',
+            "ApiKey.expires_at.is_not(None)",
+        ),
+        (
+            "an assumed organization may be frozen",
+            "        Organization.status == literal_column(\"'active'\"),\n",
+            "",
+        ),
     ),
 ]
 
@@ -434,4 +496,14 @@ ENDS = [
     ),
 ]
 
-MUTANTS = [*RESEARCH, *SLICES, *LOTS_AND_PRICES, *BOUNDS, *TOGETHER, *RETURNED, *PAID_IN, *ENDS]
+MUTANTS = [
+    *RESEARCH,
+    *SLICES,
+    *LOTS_AND_PRICES,
+    *BOUNDS,
+    *TOGETHER,
+    *ASSUMED,
+    *RETURNED,
+    *PAID_IN,
+    *ENDS,
+]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import func, select
@@ -11,6 +12,7 @@ from accounts.errors import KeyRevoked, OrganizationFrozen
 from accounts.models import Organization
 from billing import holds, ledger
 from billing.errors import HoldConflict, HoldNotFound, LedgerUnavailable, PriceNotFound
+from billing.hold_operations import Hold, SettleHold, UsageFacts
 from billing.holds import HoldWriter
 from billing.models import HoldRecord, UsageRecord
 from billing.money import NANO_PER_DOLLAR
@@ -64,6 +66,24 @@ async def test_an_admission_whose_caller_hung_up_is_voided(
     await assert_reconciled(books)
 
 
+async def test_an_admission_whose_caller_left_with_the_answer_is_voided(
+    books: Books, writer: HoldWriter
+) -> None:
+    """The answer is there, and the caller is cancelled before it has looked at it."""
+    caller = asyncio.create_task(writer.admit(books.admit()))
+    await asyncio.sleep(0)
+    (waiting,) = writer._waiting
+    while not waiting.future.done():
+        # Its caller is woken by what is behind this in the turn.
+        await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.gather(caller, return_exceptions=True)
+    assert caller.cancelled()
+    await writer.stop()
+    assert await hold_states(books) == {"voided": 1}
+    await assert_reconciled(books)
+
+
 async def test_a_settlement_goes_on_when_its_caller_is_cancelled(
     books: Books, writer: HoldWriter
 ) -> None:
@@ -97,6 +117,57 @@ async def test_requests_that_arrive_together_share_their_commits(
     await writer.stop()
     assert 100 - len(faults.planned) <= 3
     assert await hold_states(books) == {"open": 100}
+
+
+def ended_stream(hold: Hold) -> SettleHold:
+    return replace(settle_of(hold), facts=UsageFacts(streamed=True))
+
+
+async def test_streams_that_end_one_after_the_other_share_their_commits(
+    books: Books, faulty: Sessions, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holds, "GATHER_S", 0.2)
+    writer = HoldWriter(faulty)
+    await writer.start()
+    opened = [await writer.admit(books.admit(output=10)) for _ in range(12)]
+    faults.planned.extend([None] * 100)
+    ending = []
+    for hold in opened:
+        ending.append(asyncio.create_task(writer.settle(ended_stream(hold))))
+        await asyncio.sleep(0.005)
+    await asyncio.gather(*ending)
+    assert 100 - len(faults.planned) <= 4
+    await writer.stop()
+    assert await hold_states(books) == {"settled": 12}
+    await assert_reconciled(books)
+
+
+async def test_nobody_else_waits_for_what_gathers(
+    books: Books, writer: HoldWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holds, "GATHER_S", 60.0)
+    first, second, whole = [await writer.admit(books.admit()) for _ in range(3)]
+    async with asyncio.timeout(5):
+        await writer.settle(ended_stream(first))  # alone
+        gathering = asyncio.create_task(writer.settle(ended_stream(second)))
+        await asyncio.sleep(0.01)
+        await writer.admit(books.admit())
+        await writer.settle(settle_of(whole))
+        assert not gathering.done()
+        await writer.stop()
+    assert (await gathering).charge_nano_usd == COST
+
+
+async def test_a_writer_that_rests_needs_no_connection(
+    books: Books, writer: HoldWriter, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holds, "TRUSTED_FOR_S", 0.02)
+    pool = sessions.kw["bind"].pool
+    for _ in range(2):
+        await writer.admit(books.admit())
+        assert pool.checkedout() == 1
+        await asyncio.sleep(0.1)
+        assert pool.checkedout() == 0
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])

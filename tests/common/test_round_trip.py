@@ -10,7 +10,15 @@ from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 
 from common.db import Base, Sessions, create_engine, create_sessions
 from common.outbox import OutboxMessage
-from common.round_trip import NOTHING, Call, Statement, beginning_late, send_together
+from common.round_trip import (
+    NOTHING,
+    Call,
+    RowMissed,
+    Statement,
+    beginning_late,
+    commit_together,
+    send_together,
+)
 
 TABLE = Base.metadata.tables[OutboxMessage.__tablename__]
 ADD = Statement.of(
@@ -83,6 +91,35 @@ async def test_a_guarded_update_says_how_many_rows_it_changed(sessions: Sessions
         calls = [Call(ADD, [message("a"), message("b")]), Call(RAISE, rows)]
         _, raised = await send_together(await session.connection(), calls)
     assert raised.rowcount == 1
+
+
+async def test_the_last_ones_leave_with_the_commit(sessions: Sessions) -> None:
+    rows = [{"b_id": "a", "b_seen": 0}, {"b_id": "a", "b_seen": 1}]
+    async with beginning_late(sessions).begin() as connection:
+        await send_together(connection, [Call(ADD, [message("a")])])
+        await commit_together(connection, [Call(ADD, [message("b")]), Call(RAISE, rows)])
+    assert await ids(sessions) == {"a", "b"}
+    async with beginning_late(sessions).begin() as connection:
+        await commit_together(connection, [Call(ADD, []), Call(RAISE, [])])
+
+
+async def test_an_update_that_misses_its_row_commits_nothing(sessions: Sessions) -> None:
+    hit, missed = {"b_id": "a", "b_seen": 0}, {"b_id": "a", "b_seen": 7}
+    for rows in ([missed], [hit, missed], [missed, hit]):
+        calls = [Call(ADD, [message("a"), message("b")]), Call(RAISE, rows), Call(ADD, [])]
+        with pytest.raises(RowMissed):
+            async with beginning_late(sessions).begin() as connection:
+                await commit_together(connection, calls)
+        assert await ids(sessions) == set()
+
+
+async def test_one_that_fails_is_not_committed_around(sessions: Sessions) -> None:
+    with pytest.raises(IntegrityError):
+        async with beginning_late(sessions).begin() as connection:
+            await commit_together(
+                connection, [Call(ADD, [message("a"), message("b"), message("a")])]
+            )
+    assert await ids(sessions) == set()
 
 
 async def test_a_lost_connection_is_given_up(postgresql_database_url: str) -> None:

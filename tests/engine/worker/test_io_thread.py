@@ -98,6 +98,9 @@ class ScriptedBroker:
         self._check()
         self.given_back += request_ids
 
+    def close(self) -> None:
+        """There is no connection."""
+
 
 def exchange_scripted(
     spoken: Sequence[tuple[Any, Outgoing]],
