@@ -8,6 +8,7 @@ import asyncio
 from typing import Any, TypeVar
 
 import msgspec
+import orjson
 from starlette.requests import Request
 
 from api.errors import BodyTooLarge, InvalidRequest, UnsupportedEncoding
@@ -58,13 +59,25 @@ def parse_json(body: bytes) -> object:
     """Strict JSON. Raises InvalidRequest and repeats nothing of the body."""
     try:
         return msgspec.json.decode(body)
-    except msgspec.ValidationError:
-        raise InvalidRequest("The body holds a number that is out of range.") from None
+    except msgspec.ValidationError as error:
+        reason = _other_words(body) or str(error)
+        raise InvalidRequest(f"The body holds a number that is out of range: {reason}.") from None
     except msgspec.DecodeError as error:
         reason = "it is empty" if not body else str(error)
+        if "surrogate in string" in (other := _other_words(body)):
+            reason = other  # msgspec calls half of a character at the end of a text truncated data
         raise InvalidRequest(f"The body is not valid JSON: {reason}.") from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply.") from None
+
+
+def _other_words(body: bytes) -> str:
+    """What orjson says is wrong, with the line and the column; empty where it finds nothing."""
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        return str(error)
+    return ""
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -5,6 +5,7 @@ httptools collects a request's head without a limit: one client without a key ma
 """
 
 import asyncio
+import re
 from collections import deque
 from typing import Any, cast
 
@@ -17,6 +18,9 @@ HEAD_BYTES_MAX = 65_536
 """Of a head, beyond the piece that it begins in; of trailers, too."""
 HEAD_TIMEOUT_S = 30.0
 """From the connection, or the first byte of a later request, to the end of the head."""
+OFFER = re.compile(rb"(?i)(?<=\r\n)upgrade(?=:[ \t]*h2c[ \t]*\r\n)")
+"""Java's client offers HTTP/2 with every request that is not encrypted. The offer may be ignored, but
+the parser leaves off behind such a head, and the body would be lost."""
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"connection: close\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 29\r\n\r\n"
@@ -50,6 +54,8 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Count what belongs to no body; the parser's callbacks below begin the count anew."""
         self._num_head_bytes += len(data)
+        if self._is_idle and b"h2c" in data:
+            data = _without_offer(data)
         super().data_received(data)
         if self._num_head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
             if self._is_idle:
@@ -108,3 +114,9 @@ class Connection(HttpToolsProtocol):
         self._deadline = None
         if self._is_idle:
             self.transport.close()
+
+
+def _without_offer(data: bytes) -> bytes:
+    """The same, where the head asks for no other protocol."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    return OFFER.sub(b"ignored", head + end[:2]) + end[2:] + body

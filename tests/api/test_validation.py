@@ -201,3 +201,27 @@ async def test_an_error_never_repeats_what_was_sent(shared_platform: Platform) -
     for change in ({"stop": {canary: 1}}, {"messages": [{"role": canary, "content": canary}]}):
         response = await raw(shared_platform, json.dumps(BASE | change).encode())
         assert canary not in response.text
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (
+            b'{"a": 1e999}',
+            "out of range: number is infinity when parsed as double: line 1 column 7",
+        ),
+        (b'{"a": "\\ud83d"}', "no low surrogate in string: line 1 column 8"),
+        (b'{"a": "\\ud83d b"}', "no low surrogate in string: line 1 column 8"),
+        (b'{"a": NaN}', "invalid character (byte 6)"),
+        (b'{"a": "b', "Input data was truncated"),
+        (b"[" * 200, "Input data was truncated"),
+    ],
+)
+async def test_a_body_that_is_no_json_is_told_where_it_is_wrong(
+    shared_platform: Platform, body: bytes, told: str
+) -> None:
+    response = await shared_platform.client.post(
+        "/v1/chat/completions", content=body, headers=shared_platform.customer.headers
+    )
+    assert response.status_code == 400
+    assert told in response.json()["error"]["message"]

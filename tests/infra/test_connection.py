@@ -143,3 +143,16 @@ async def test_requests_that_come_before_an_answer_are_answered_in_their_order(p
     )
     order = [said.index(b"%d bytes" % size) for size in (3, 0, 7, 1)]
     assert order == sorted(order)
+
+
+@pytest.mark.parametrize("offer", [b"Upgrade: h2c\r\n", b"upgrade:h2c \r\nx: y\r\n"])
+async def test_a_request_that_offers_http_2_is_read_with_its_body(port: int, offer: bytes) -> None:
+    """As Java's client sends it; in one piece or in two."""
+    head = HEAD + b"connection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AA\r\n" + offer
+    head += b"content-length: 14\r\n\r\n"
+    body = b"\r\nUpgrade: h2c"
+    close = HEAD + b"connection: close\r\ncontent-length: 0\r\n\r\n"
+    for pieces in ([head + body], [head, body]):
+        said = await told(port, *pieces, close)
+        assert b"14 bytes" in said
+        assert b"0 bytes" in said, "the connection goes on"
