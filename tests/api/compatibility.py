@@ -1,7 +1,7 @@
 """What drop-in compatibility means, behaviour by behaviour, and the tests that hold each to it.
 
-Numbers are those of the research on peers and their public bug reports. A row without tests says
-what is missing; `test_compatibility` checks that every test that is named here exists.
+Numbers are those of the research on peers and their public bug reports. `test_compatibility` checks
+that every row has tests and that each of them exists.
 """
 
 CHAT = "tests/api/test_chat.py::"
@@ -176,7 +176,8 @@ BUGS: dict[int, Row] = {
                           E2E + "test_hanging_up_stops_the_engine_within_a_second")),
     39: ("llmgateway#3331",
          (CONNECTIONS + "test_a_stream_that_is_hung_up_stops_within_a_second_and_pays_what_it_got",)),
-    40: ("llama.cpp#25740: memory over 500 prompts is not measured", ()),
+    40: ("llama.cpp#25740", ("tests/api/test_plateau.py::test_memory_does_not_grow_with_the_requests_that_are_over",
+                             "tests/engine/test_plateau.py::test_memory_does_not_grow_with_the_requests_that_are_over")),
     41: ("llama.cpp#3969", (HERE + "test_without_a_limit_the_context_is_the_limit",)),
     42: ("vllm#38696", (GRAMMARS + "test_white_space_in_json_is_bounded",)),
     43: ("llama.cpp#19051", (GRAMMARS + "test_what_is_malformed_is_refused_with_a_reason",)),
