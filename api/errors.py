@@ -301,7 +301,7 @@ def invalid_fields(problems: Iterable[Any]) -> ErrorAnswer:
 
 
 HTTP_MESSAGES = {
-    404: "There is nothing at this address.",
+    404: "There is nothing at this address. The addresses of the API begin with /v1.",
 }
 
 

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from redis.asyncio import Redis
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from accounts import key_format
 from accounts.settings import AccountsSettings
 from api.app import create_app as create_api
 from api.dependencies import Services, open_services
@@ -34,6 +35,8 @@ from web.settings import WebSettings
 
 logger = structlog.get_logger(__name__)
 
+BRAND = key_format.BRAND.encode()
+
 
 def create_application() -> ASGIApp:
     """The whole HTTP side of the platform, configured by the environment."""
@@ -43,7 +46,11 @@ def create_application() -> ASGIApp:
 
 
 class Platform:
-    """Sends `/v1` and `/health` to the API and everything else to the pages."""
+    """Sends `/v1` and `/health` to the API and everything else to the pages.
+
+    What comes with an API key is the API's, too: a client whose base URL lacks `/v1` understands no
+    page.
+    """
 
     def __init__(self, common: CommonSettings, infra: InfraSettings) -> None:
         self._common = common
@@ -61,7 +68,12 @@ class Platform:
         assert self._api is not None
         assert self._web is not None
         path = scope["path"]
-        is_api = path == "/v1" or path.startswith("/v1/") or path.rstrip("/") == "/health"
+        is_api = (
+            path == "/v1"
+            or path.startswith("/v1/")
+            or path.rstrip("/") == "/health"
+            or _has_key(scope)
+        )
         await (self._api if is_api else self._web)(scope, receive, send)
 
     @asynccontextmanager
@@ -136,3 +148,9 @@ async def _metrics_server(services: Services, settings: InfraSettings) -> AsyncI
     finally:
         server.should_exit = True
         await task
+
+
+def _has_key(scope: Scope) -> bool:
+    """Whether a key of ours comes with it; other credentials may be of a proxy in front."""
+    sent = (value for name, value in scope["headers"] if name in (b"authorization", b"x-api-key"))
+    return any(BRAND in value for value in sent)

@@ -23,6 +23,17 @@ Tokens = Annotated[int, Field(ge=1, le=INT64_MAX)]
 Stop = Annotated[str, Field(max_length=STOP_LENGTH_MAX)]
 
 
+FORMS_ELSEWHERE = (
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+"""How vLLM is told of a required form. Other unknown fields are ignored; whoever sends one of these
+relies on the form of the answer."""
+
+
 class StreamOptions(RequestBody):
     """`stream_options`: whether the last chunk tells the usage."""
 
@@ -115,6 +126,18 @@ class GenerationBody(SamplingBody):
     prompt_logprobs: int | None = Field(default=None, ge=0, le=PROMPT_LOGPROBS_MAX)
     """Tell how likely each token of the prompt was, and so many of the likeliest beside it, as vLLM
     does; not streamed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_form_is_never_ignored(cls, content: Any) -> Any:
+        for name in FORMS_ELSEWHERE:
+            if isinstance(content, dict) and content.get(name) is not None:
+                raise UnsupportedParameter(
+                    f"'{name}' is not known here: ask /v1/chat/completions for a form by "
+                    "'response_format' (json_schema, regex or grammar).",
+                    param=name,
+                )
+        return content
 
     @field_validator("stop", mode="before")
     @classmethod

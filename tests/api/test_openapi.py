@@ -71,3 +71,16 @@ async def test_legacy_functions_and_images_are_refused_by_name(shared_platform: 
     refused = await shared_platform.post("/v1/chat/completions", body)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "messages[0].content[0].type"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_form_that_is_asked_for_in_another_way_is_not_ignored(
+    shared_platform: Platform, path: str
+) -> None:
+    shared_platform.say("fine")
+    body = dict(examples.REQUESTS[path])
+    refused = await shared_platform.post(path, body | {"guided_regex": "[0-9]+"})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "guided_regex")
+    assert "response_format" in error["message"]
+    assert (await shared_platform.post(path, body | {"guided_json": None})).status_code == 200
