@@ -1,12 +1,11 @@
 """`POST /v1/quote`: what a request would cost and how soon it would begin, without running it."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi import APIRouter, Request
 
 from api.authentication import InferenceCaller
-from api.body import parse_object, read_body
+from api.body import ParsedBody, read_object
 from api.catalogue import Listing
 from api.dependencies import Services, ServicesDependency
 from api.inference import Arrival, Limits, take_in
@@ -71,11 +70,11 @@ async def create_quote(
     or with the header `anthropic-version` as a message.
     """
     arrival = Arrival.now(services, principal)
-    content = parse_object(await read_body(request, services.settings))
+    body = await read_object(request, services.settings)
     is_anthropic = "anthropic-version" in request.headers
-    asked = await _pooled(services, arrival, content)
+    asked = await _pooled(services, arrival, body)
     if asked is None:
-        asked = _asked(await _orders(services, arrival, content, is_anthropic))
+        asked = _asked(await _orders(services, arrival, body, is_anthropic))
     return await _quote(services, principal.organization_id, asked)
 
 
@@ -93,39 +92,39 @@ def _asked(orders: list[Order]) -> _Asked:
     return _Asked(orders[0].listing, [order.prompt_token_ids for order in orders], num_output)
 
 
-async def _pooled(services: Services, arrival: Arrival, content: dict[str, Any]) -> _Asked | None:
+async def _pooled(services: Services, arrival: Arrival, body: ParsedBody) -> _Asked | None:
     """What is asked of an embedding model or a reranker; None of any other."""
-    listing = (await services.catalogue.listings()).get(str(content.get("model")))
+    listing = (await services.catalogue.listings()).get(str(body.content.get("model")))
     if listing is None or listing.model.kind == "generate":
         return None
     request_id = new_id("quote")
     if listing.model.kind == "rerank":
-        pairs = RerankBody.model_validate(content)
+        pairs = await body.validated(RerankBody)
         order = await rerank.order_of(services, arrival, pairs, request_id)
     else:
-        texts = EmbeddingsBody.model_validate(content)
+        texts = await body.validated(EmbeddingsBody)
         order, _ = await embeddings.order_of(services, arrival, texts, request_id)
     return _Asked(listing, [each.token_ids for each in order.inputs], 0)
 
 
 async def _orders(
-    services: Services, arrival: Arrival, content: dict[str, Any], is_anthropic: bool
+    services: Services, arrival: Arrival, body: ParsedBody, is_anthropic: bool
 ) -> list[Order]:
     """The orders that the body would become."""
     request_id = new_id("quote")
-    if "prompt" in content:
-        completion = CompletionBody.model_validate(content)
+    if "prompt" in body.content:
+        completion = await body.validated(CompletionBody)
         intake = await take_in(services, arrival, completion)
         return await completions.orders_of(intake, completion, request_id)
-    if "input" in content:
-        response = ResponsesBody.model_validate(content)
+    if "input" in body.content:
+        response = await body.validated(ResponsesBody)
         limits = responses.limits_of(response)
         return await _chat_orders(services, arrival, response, limits, request_id)
     if is_anthropic:
-        message = MessagesBody.model_validate(content)
+        message = await body.validated(MessagesBody)
         limits = messages.limits_of(message)
         return await _chat_orders(services, arrival, message, limits, request_id)
-    chat = ChatCompletionBody.model_validate(content)
+    chat = await body.validated(ChatCompletionBody)
     limits = chat_completions.limits_of(chat)
     return await _chat_orders(services, arrival, chat, limits, request_id)
 

@@ -270,3 +270,29 @@ async def test_a_hang_up_behind_two_requests_at_once_stops_the_first_and_is_paid
     ((outcome, output_tokens),) = await outcomes(platform)
     assert (outcome, output_tokens > 0) == ("aborted", True)
     assert after.posted < before.posted
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/quote"])
+async def test_a_body_of_many_objects_does_not_stall_the_process(
+    platform: Platform, path: str
+) -> None:
+    """Validating them takes seconds, and stopped every stream meanwhile."""
+    parts = [{"type": "text", "text": "x"}] * 40
+    messages = [{"role": "user", "content": parts}] * 5_000
+    content = json.dumps({"model": MODEL, "messages": messages}).encode()
+    gaps_s = [0.0]
+
+    async def tick() -> None:
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(0.002)
+            gaps_s.append(time.monotonic() - began_s)
+
+    ticking = asyncio.create_task(tick())
+    began_s = time.monotonic()
+    response = await platform.client.post(path, content=content, headers=platform.customer.headers)
+    took_s = time.monotonic() - began_s
+    ticking.cancel()
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert max(gaps_s) < max(0.3, took_s / 3)
