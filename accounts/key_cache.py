@@ -19,6 +19,8 @@ from common.clock import Clock, utc_now_us
 from common.db import Sessions, read_only
 
 TTL_S = 1.0
+AHEAD_S = 0.6
+"""An answer of this age is asked for again while it still holds, so that nobody waits for the next."""
 MAX_ENTRIES = 20_000
 
 
@@ -53,8 +55,12 @@ class KeyCache:
         key_format.prefix_of(plaintext)
         digest = hashlib.sha256(plaintext.encode()).digest()
         answer = self._answers.get(digest)
-        if answer is None or self._monotonic() - answer.asked_at_s >= TTL_S:
-            answer = await self._ask_once(digest, plaintext)
+        age_s = TTL_S if answer is None else self._monotonic() - answer.asked_at_s
+        if answer is None or age_s >= TTL_S:
+            # NOTE: shielded, because the first caller may hang up while others wait for the answer.
+            answer = await asyncio.shield(self._ask_once(digest, plaintext))
+        elif age_s >= AHEAD_S:
+            self._ask_once(digest, plaintext)
         if answer.error is not None:
             raise type(answer.error)(answer.error.message, **answer.error.facts)
         assert answer.principal is not None
@@ -69,14 +75,18 @@ class KeyCache:
             async with self._sessions.begin() as session:
                 await api_keys.record_last_used(session, used)
 
-    async def _ask_once(self, digest: bytes, plaintext: str) -> _Answer:
+    def _ask_once(self, digest: bytes, plaintext: str) -> "asyncio.Task[_Answer]":
         task = self._asking.get(digest)
         if task is None:
             task = asyncio.create_task(self._ask(digest, plaintext))
             self._asking[digest] = task
-            task.add_done_callback(lambda _: self._asking.pop(digest, None))
-        # NOTE: shielded, because the first caller may hang up while others wait for the answer.
-        return await asyncio.shield(task)
+            task.add_done_callback(lambda done: self._note_end(digest, done))
+        return task
+
+    def _note_end(self, digest: bytes, task: "asyncio.Task[_Answer]") -> None:
+        del self._asking[digest]
+        if not task.cancelled():
+            task.exception()  # whoever waits gets it, too; where nobody does, the next one asks again
 
     async def _ask(self, digest: bytes, plaintext: str) -> _Answer:
         # The age counts from before the query: an answer read just before a revocation committed

@@ -5,6 +5,7 @@ import difflib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import cast
 
 from api.errors import InvalidRequest
@@ -24,6 +25,8 @@ ROUTES: dict[ModelKind, str] = {
     "rerank": "/v1/rerank",
 }
 """Where models of each kind are called."""
+AHEAD = 0.6
+"""At this part of its age's limit it is read again, so that nobody waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +66,16 @@ class Catalogue:
         self._listings: Mapping[str, Listing] = {}
         self._unpriced: frozenset[str] = frozenset()
         self._read_at: float | None = None
-        self._reading = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
 
     async def listings(self) -> Mapping[str, Listing]:
         """All of them, by name."""
-        if self._is_stale():
-            async with self._reading:
-                # Those who waited for the lock find that the first of them has read it.
-                if self._is_stale():
-                    await self._read()
+        age_s = inf if self._read_at is None else self._monotonic() - self._read_at
+        if age_s >= self._ttl_s:
+            # Shielded, because others wait for the same.
+            await asyncio.shield(self._read_once())
+        elif age_s >= AHEAD * self._ttl_s:
+            self._read_once()
         return self._listings
 
     async def find(self, name: str) -> Listing:
@@ -87,8 +91,16 @@ class Catalogue:
             hint = f"Did you mean '{close[0]}'?"
         raise ModelNotFound(f"The model '{shown}' does not exist. {hint}", model=shown)
 
-    def _is_stale(self) -> bool:
-        return self._read_at is None or self._monotonic() - self._read_at >= self._ttl_s
+    def _read_once(self) -> "asyncio.Task[None]":
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+            self._reading.add_done_callback(self._note_end)
+        return self._reading
+
+    def _note_end(self, task: "asyncio.Task[None]") -> None:
+        self._reading = None
+        if not task.cancelled():
+            task.exception()  # whoever waits gets it, too; where nobody does, the next one reads again
 
     async def _read(self) -> None:
         read_at = self._monotonic()

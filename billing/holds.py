@@ -59,7 +59,7 @@ CLOSINGS_PASSED_OVER = 2
 DOUBT_S = 2.0
 """So long the books of those are read first who were not as assumed: they have a budget, or little."""
 DOUBTED_MAX = 10_000
-GATHER_S = 0.01
+GATHER_S = 0.02
 """Closings of streams follow one another at this distance."""
 
 Result = Hold | Settlement

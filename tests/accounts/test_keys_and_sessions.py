@@ -78,6 +78,40 @@ async def test_a_revoked_key_is_refused_within_a_second_in_every_process(books: 
         await cache.authenticate(plaintext)
 
 
+async def test_a_key_in_use_is_asked_for_again_before_anybody_waits_for_it(books: Books) -> None:
+    now_s = [100.0]
+    cache = KeyCache(books.sessions, books.key_ring, monotonic=lambda: now_s[0])
+    plaintext = books.customer.issued_key.plaintext
+    await cache.authenticate(plaintext)
+    async with books.sessions.begin() as session:
+        key_id = books.customer.issued_key.key.id
+        await api_keys.revoke(session, books.organization_id, key_id)
+    now_s[0] += 0.5
+    await cache.authenticate(plaintext)
+    assert not cache._asking
+    now_s[0] += 0.2
+    await cache.authenticate(plaintext)  # what is known still holds
+    await asyncio.gather(*cache._asking.values())
+    with pytest.raises(KeyRevoked):
+        await cache.authenticate(plaintext)
+
+
+async def test_an_answer_that_nobody_waited_for_may_fail(books: Books) -> None:
+    now_s = [100.0]
+    cache = KeyCache(books.sessions, books.key_ring, monotonic=lambda: now_s[0])
+    plaintext = books.customer.issued_key.plaintext
+    await cache.authenticate(plaintext)
+    now_s[0] += 0.7
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api_keys, "authenticate", None)
+        await cache.authenticate(plaintext)
+        await asyncio.wait(cache._asking.values())
+        now_s[0] += 0.4
+        with pytest.raises(TypeError):
+            await cache.authenticate(plaintext)
+    await cache.authenticate(plaintext)
+
+
 async def test_nobody_revokes_the_key_of_another(books: Books) -> None:
     other = await books.sign_up("eve@example.com")
     async with books.sessions.begin() as session:
