@@ -30,41 +30,35 @@ void Attention<Dot>::for_each_block(int64_t num_rows, int num_vectors, const Bod
 template <class Dot>
 template <int kRows, int kVectors>
 void Attention<Dot>::score(const Activation* queries, int64_t query_stride, const Element* panel,
-                           int vector, Prefetch values, float* scores) const {
+                           int vector, Stream& ahead, float* scores) const {
   F32 sums[kRows][kVectors];
   clear(sums);
   accumulate<Dot, kRows, kVectors>(
       sums, queries, query_stride, panel + vector * F32::kWidth * Dot::kDepth,
-      kPageTokens * Dot::kDepth, pages_.head_dim / Dot::kDepth, values);
+      kPageTokens * Dot::kDepth, pages_.head_dim / Dot::kDepth, ahead);
   store_tile(sums, scores + vector * F32::kWidth, kScoreStride);
 }
 
-// scores [rows, num_tokens] = queries . keys. While a page of keys is read, its values are
-// brought nearer.
+// scores [rows, num_tokens] = queries . keys.
 template <class Dot>
 void Attention<Dot>::multiply_keys(const Tile& tile, int64_t first, int num_tokens,
-                                   const TileScratch<Dot>& scratch) const {
+                                   const TileScratch<Dot>& scratch, Stream& ahead) const {
   constexpr int kWidth = F32::kWidth;
   for (int page = tile.first_page(first); page * kPageTokens < num_tokens; ++page) {
-    const int64_t block_number = block(tile, first, page);
-    const Element* panel = pages_.key_panel(block_number, tile.kv_head);
+    ahead.consume();
+    const Element* panel = pages_.key_panel(tile.block(first, page), tile.kv_head);
     const int page_tokens = std::min(kPageTokens, num_tokens - page * kPageTokens);
     const int page_vectors = (page_tokens + kWidth - 1) / kWidth;
-    const int64_t pairs = (page_tokens + Dot::kDepth - 1) / Dot::kDepth;
-    const int64_t lines = pairs * Dot::kDepth * pages_.head_dim * sizeof(Element) / kLineBytes;
-    Prefetch values(reinterpret_cast<const char*>(pages_.value_panel(block_number, tile.kv_head)),
-                    lines, pages_.head_dim / Dot::kDepth);
     for_each_block(rows(tile), page_vectors, [&](int64_t row, auto rows, auto vectors) {
       float* scores = scratch.scores + row * kScoreStride + page * kPageTokens;
       const Activation* queries = scratch.queries + row * scratch.query_stride;
       int vector = 0;
       for (; vector + vectors() <= page_vectors; vector += vectors()) {
-        score<rows(), vectors()>(queries, scratch.query_stride, panel, vector, values, scores);
-        values = {};
+        score<rows(), vectors()>(queries, scratch.query_stride, panel, vector, ahead, scores);
       }
       if (vector == page_vectors) return;
       with_constant<std::max(vectors() - 1, 1)>(page_vectors - vector, [&](auto rest) {
-        score<rows(), rest()>(queries, scratch.query_stride, panel, vector, values, scores);
+        score<rows(), rest()>(queries, scratch.query_stride, panel, vector, ahead, scores);
       });
     });
   }
@@ -82,7 +76,8 @@ void Attention<Dot>::cap_scores(float* scores, int first, int end) const {
 // Scores of one row -> unnormalised probabilities, 0 where the row may not look.
 template <class Dot>
 void Attention<Dot>::soften_row(const Tile& tile, int64_t first, int num_tokens, int64_t row,
-                                const TileScratch<Dot>& scratch, const Partial& partial) const {
+                                const TileScratch<Dot>& scratch, const Partial& partial,
+                                Stream& ahead) const {
   constexpr int kWidth = F32::kWidth;
   float* scores = scratch.scores + row * kScoreStride;
   Activation* probabilities = scratch.probabilities + row * kScoreStride;
@@ -124,6 +119,7 @@ void Attention<Dot>::soften_row(const Tile& tile, int64_t first, int num_tokens,
     if (!is_whole(j)) probability = visible(probability, j, 0.0f);
     sum = sum + probability;
     store(probabilities + j, probability);
+    ahead.advance();
   }
   for (int j = (end + kWidth - 1) / kWidth * kWidth; j < padded_tokens; j += kWidth) {
     store(probabilities + j, zero());
@@ -132,50 +128,21 @@ void Attention<Dot>::soften_row(const Tile& tile, int64_t first, int num_tokens,
   partial.weight[row] = reduce_add(sum);
 }
 
-// Some channels of the keys that will be read a chunk after this page: of the tile, or of the one
-// that follows it. Only where tokens lie.
-template <class Dot>
-StridedPrefetch Attention<Dot>::keys_ahead(const Tile& tile, const Tile* next, int64_t page,
-                                           int64_t channel, int64_t num_channels,
-                                           int64_t num_steps) const {
-  page += kChunkPages;
-  const int64_t num_pages = (tile.end_position() + kPageTokens - 1) / kPageTokens;
-  const Tile* reader = &tile;
-  if (page >= num_pages) {
-    if (next == nullptr) return {};
-    reader = next;
-    page += next->begin / kPageTokens - num_pages;
-  }
-  const int64_t tokens = std::min<int64_t>(reader->end_position() - page * kPageTokens, kPageTokens);
-  if (tokens <= 0) return {};
-  const Element* keys = pages_.key_panel(reader->block_table[page], reader->kv_head);
-  constexpr int64_t kLine = kLineBytes / (Dot::kDepth * sizeof(Element));  // in tokens
-  const int64_t lines = (tokens + kLine - 1) / kLine;
-  return {Prefetch(reinterpret_cast<const char*>(keys + channel * kPageTokens),
-                   lines * num_channels / Dot::kDepth, num_steps),
-          lines, kPageTokens / kLine};
-}
-
 template <class Dot>
 template <int kRows, int kVectors>
-void Attention<Dot>::add_page(const Tile& tile, const Tile* next, int64_t first, int page,
-                              int num_tokens, int64_t row, int64_t channel,
-                              const TileScratch<Dot>& scratch,
-                              F32 (&sums)[kRows][kVectors]) const {
+void Attention<Dot>::add_page(const Tile& tile, int64_t first, int page, int num_tokens,
+                              int64_t row, int64_t channel, const TileScratch<Dot>& scratch,
+                              Stream& ahead, F32 (&sums)[kRows][kVectors]) const {
   constexpr int kDepth = Dot::kDepth;
   const int tokens = std::min(kPageTokens, num_tokens - page * kPageTokens);
   const int num_steps = tokens / kDepth;
   const Activation* probabilities =
       scratch.probabilities + row * kScoreStride + page * kPageTokens;
   const Element* panel =
-      pages_.value_panel(block(tile, first, page), tile.kv_head) + channel * kDepth;
-  StridedPrefetch next_keys;
-  if (row == 0) {
-    next_keys = keys_ahead(tile, next, first / kPageTokens + page, channel,
-                           kVectors * F32::kWidth, num_steps);
-  }
+      pages_.value_panel(tile.block(first, page), tile.kv_head) + channel * kDepth;
+  if (row == 0 && channel == 0) ahead.consume();
   accumulate<Dot, kRows, kVectors>(sums, probabilities, kScoreStride, panel,
-                                           pages_.head_dim * kDepth, num_steps, next_keys);
+                                   pages_.head_dim * kDepth, num_steps, ahead);
   if constexpr (kDepth > 1) {
     if (tokens % kDepth == 0) return;
     // The other half of the last pair may hold anything.
@@ -188,46 +155,46 @@ void Attention<Dot>::add_page(const Tile& tile, const Tile* next, int64_t first,
 // Some rows' sums of some vectors of channels.
 template <class Dot>
 template <int kRows, int kVectors>
-void Attention<Dot>::add_values(const Tile& tile, const Tile* next, int64_t first, int num_tokens,
-                                int64_t row, int vector, const TileScratch<Dot>& scratch,
-                                const Partial& partial) const {
+void Attention<Dot>::add_values(const Tile& tile, int64_t first, int num_tokens, int64_t row,
+                                int vector, const TileScratch<Dot>& scratch,
+                                const Partial& partial, Stream& ahead) const {
   const int64_t channel = vector * F32::kWidth;
   F32 sums[kRows][kVectors];
   clear(sums);
   for (int page = tile.first_page(first); page * kPageTokens < num_tokens; ++page) {
-    add_page<kRows, kVectors>(tile, next, first, page, num_tokens, row, channel, scratch, sums);
+    add_page<kRows, kVectors>(tile, first, page, num_tokens, row, channel, scratch, ahead, sums);
   }
   store_tile(sums, partial.values + row * pages_.head_dim + channel, pages_.head_dim);
 }
 
-// partial.values = probabilities . values. Meanwhile the keys of the next chunk come nearer.
+// partial.values = probabilities . values.
 template <class Dot>
-void Attention<Dot>::multiply_values(const Tile& tile, const Tile* next, int64_t first,
-                                     int num_tokens, const TileScratch<Dot>& scratch,
-                                     const Partial& partial) const {
+void Attention<Dot>::multiply_values(const Tile& tile, int64_t first, int num_tokens,
+                                     const TileScratch<Dot>& scratch, const Partial& partial,
+                                     Stream& ahead) const {
   const int head_vectors = static_cast<int>(pages_.head_dim) / F32::kWidth;
   for_each_block(rows(tile), head_vectors, [&](int64_t row, auto rows, auto vectors) {
     int vector = 0;
     for (; vector + vectors() <= head_vectors; vector += vectors()) {
-      add_values<rows(), vectors()>(tile, next, first, num_tokens, row, vector, scratch, partial);
+      add_values<rows(), vectors()>(tile, first, num_tokens, row, vector, scratch, partial, ahead);
     }
     if (vector == head_vectors) return;
     with_constant<std::max(vectors() - 1, 1)>(head_vectors - vector, [&](auto rest) {
-      add_values<rows(), rest()>(tile, next, first, num_tokens, row, vector, scratch, partial);
+      add_values<rows(), rest()>(tile, first, num_tokens, row, vector, scratch, partial, ahead);
     });
   });
 }
 
 template <class Dot>
-void Attention<Dot>::attend_chunk(const Tile& tile, const Tile* next, int64_t chunk,
-                                  const TileScratch<Dot>& scratch, const Partial& partial) const {
+void Attention<Dot>::attend_chunk(const Tile& tile, int64_t chunk, const TileScratch<Dot>& scratch,
+                                  const Partial& partial, Stream& ahead) const {
   const int64_t first = chunk * kChunkTokens;
-  const int num_tokens = std::min<int64_t>(kChunkTokens, tile.end_position() - first);
-  multiply_keys(tile, first, num_tokens, scratch);
+  const int num_tokens = tile.tokens_of(first);
+  multiply_keys(tile, first, num_tokens, scratch, ahead);
   for (int64_t row = 0; row < rows(tile); ++row) {
-    soften_row(tile, first, num_tokens, row, scratch, partial);
+    soften_row(tile, first, num_tokens, row, scratch, partial, ahead);
   }
-  multiply_values(tile, next, first, num_tokens, scratch, partial);
+  multiply_values(tile, first, num_tokens, scratch, partial, ahead);
 }
 
 template class Attention<FloatDot>;

@@ -196,25 +196,6 @@ struct Prefetch {
   }
 };
 
-// The same, but of each `stride` lines only the first `run`.
-struct StridedPrefetch {
-  Prefetch lines;
-  int64_t run = 1;
-  int64_t stride = 1;
-  int64_t place = 0;
-
-  inline void advance() {
-    for (lines.due += lines.num_lines; lines.due >= lines.num_steps; lines.due -= lines.num_steps) {
-      _mm_prefetch(lines.next, _MM_HINT_T1);
-      lines.next += kLineBytes;
-      if (++place == run) {
-        lines.next += (stride - run) * kLineBytes;
-        place = 0;
-      }
-    }
-  }
-};
-
 // sums[r][v] += activations row r . panel vector v, over `num_steps` steps.
 template <class Dot, int kRows, int kVectors, class Ahead>
 inline void accumulate(typename Dot::Sum (&sums)[kRows][kVectors],
