@@ -83,6 +83,9 @@ void BlockProduct<Dot>::run() const {
                                      lines, is_widened ? widened : nullptr);
       });
       if (to_come != nullptr) to_come += lines * kLineBytes;
+      if (is_last && done.call != nullptr) {
+        done.call(done.self, row, std::min<int64_t>(tile_rows, num_rows - row));
+      }
     }
   }
 }

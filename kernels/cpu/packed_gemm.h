@@ -48,6 +48,20 @@ struct RowTiling {
   }
 };
 
+// What to do with a tile's rows as soon as their sums are complete, or nothing.
+struct TileDone {
+  void (*call)(const void* self, int64_t row, int64_t num_rows) = nullptr;
+  const void* self = nullptr;
+
+  template <class Body>
+  static TileDone of(const Body& body) {
+    return {[](const void* self, int64_t row, int64_t num_rows) {
+              (*static_cast<const Body*>(self))(row, num_rows);
+            },
+            &body};
+  }
+};
+
 // One panel of a weight and a block of rows that meet in a task.
 template <class Dot>
 struct BlockProduct {
@@ -62,8 +76,22 @@ struct BlockProduct {
   int64_t group_stride;
   const char* next;  // what to fetch when this panel is done, or null
   float* sums;       // [num_rows, kPanelWidth]
+  TileDone done = {};  // of its rows, not called where the sums are integers
 
   void run() const;
+
+  // Calls body(row, num_rows) for all rows, tile by tile where it can: the sums are still in the
+  // first-level cache, and stores go on while the next tile is multiplied. (1.5 % of a step of 64.)
+  template <class Body>
+  void run_and(const Body& body) {
+    if constexpr (Dot::kHasRowScales) {
+      run();
+      body(0, num_rows);
+    } else {
+      done = TileDone::of(body);
+      run();
+    }
+  }
 
  private:
   template <class PartDot, int kRows>
@@ -90,7 +118,7 @@ extern template struct BlockProduct<NativeBf16Dot>;
 #endif
 
 // Multiplies rows by all panels of a weight, and calls write(first_row, num_rows, panel, sums) for
-// each block of results [num_rows, kPanelWidth]. Each thread's last task fetches what lies at `after`,
+// each part of the results [num_rows, kPanelWidth]. Each thread's last task fetches what lies at `after`,
 // if anything does. Tasks go through the blocks of rows outermost: a block's rows stay in the cache.
 // `sums` has room for RowTiling::block_rows of them.
 template <class Dot, class Write>
@@ -105,8 +133,10 @@ void multiply_panels(Worker& worker, const Rows<Dot>& x, int64_t num_rows,
     const int64_t rows = std::min(tiling.block_rows, num_rows - first_row);
     const char* next_panel =
         next < 0 ? after : reinterpret_cast<const char*>(weight.panel(next % num_panels));
-    block_of(weight, x, first_row, rows, tiling.tile_rows, panel, next_panel, sums).run();
-    write(first_row, rows, panel, sums);
+    block_of(weight, x, first_row, rows, tiling.tile_rows, panel, next_panel, sums)
+        .run_and([&](int64_t row, int64_t num_rows) {
+          write(first_row + row, num_rows, panel, sums + row * kPanelWidth);
+        });
   });
 }
 
@@ -126,8 +156,11 @@ void multiply_panel_pairs(Worker& worker, const Rows<Dot>& x, int64_t num_rows,
     const char* next_panel =
         next < 0 ? after : reinterpret_cast<const char*>(weight.panel(next % num_panels));
     block_of(weight, x, first_row, rows, tiling.tile_rows, panel, pair, sums).run();
-    block_of(other, x, first_row, rows, tiling.tile_rows, panel, next_panel, other_sums).run();
-    write(first_row, rows, panel, sums, other_sums);
+    block_of(other, x, first_row, rows, tiling.tile_rows, panel, next_panel, other_sums)
+        .run_and([&](int64_t row, int64_t num_rows) {
+          write(first_row + row, num_rows, panel, sums + row * kPanelWidth,
+                other_sums + row * kPanelWidth);
+        });
   });
 }
 
