@@ -2,6 +2,7 @@
 
 import asyncio
 import smtplib
+import ssl
 import sys
 from email.message import EmailMessage
 from typing import TextIO
@@ -30,11 +31,24 @@ class Mailer:
 
     def _send_by_smtp(self, mail: EmailMessage) -> None:
         settings = self._settings
-        with smtplib.SMTP(
-            settings.smtp_host, settings.smtp_port, timeout=settings.smtp_timeout_s
-        ) as server:
-            if settings.smtp_starttls:
-                server.starttls()
+        with self._connect() as server:
             if settings.smtp_username:
                 server.login(settings.smtp_username, settings.smtp_password.get_secret_value())
             server.send_message(mail)
+
+    def _connect(self) -> smtplib.SMTP:
+        """A connection whose other end has proved who it is, before it hears any secret."""
+        settings = self._settings
+        host, port, timeout = settings.smtp_host, settings.smtp_port, settings.smtp_timeout_s
+        if settings.smtp_security == "tls":
+            context = ssl.create_default_context()
+            return smtplib.SMTP_SSL(host, port, timeout=timeout, context=context)
+        server = smtplib.SMTP(host, port, timeout=timeout)
+        if settings.smtp_security == "starttls":
+            # Without a context of ours smtplib would take any certificate.
+            try:
+                server.starttls(context=ssl.create_default_context())
+            except BaseException:
+                server.close()
+                raise
+        return server

@@ -47,5 +47,6 @@ class AccountsSettings(BaseSettings):
     smtp_port: int = 587
     smtp_username: str = ""
     smtp_password: SecretStr = SecretStr("")
-    smtp_starttls: bool = True
+    smtp_security: Literal["starttls", "tls", "none"] = "starttls"
+    """`tls` from the first byte (port 465); `none` only for a relay on the same machine."""
     smtp_timeout_s: float = 20.0
