@@ -79,9 +79,12 @@ double measure_int8_dot(Context& context, double seconds) {
   const Int8Activation ones[64 / sizeof(Int8Activation)] = {1, 1, 1, 1};
   const Int8Columns column = broadcast_activations(ones);
   return measure_rate<I32>(context, seconds, 2.0 * kInt8Depth * F32::kWidth * kSums,
-                           [&](I32(&sums)[kSums]) {
+                           [column](I32(&sums)[kSums]) {
+                             Int8Columns other = column;
                              NCOMPASS_UNROLL for (int i = 0; i < kSums; ++i) {
-                               add_dot(sums[i], column, column);
+                               // Without VNNI a product would be computed once for all sums.
+                               asm volatile("" : "+v"(other.lanes));
+                               add_dot(sums[i], column, other);
                              }
                            });
 }
