@@ -86,9 +86,10 @@ class Workspace {
   float* attention_shared;
 
  private:
-  // Of any form: floats are the widest activations.
+  // Of any form: floats are the widest activations, but short rows of integers have their scales.
   static int64_t rows_bytes_of(int64_t num_rows, int64_t length) {
-    return ConvertedRows::bytes<FloatDot>(num_rows, length + 4);
+    return std::max(ConvertedRows::bytes<FloatDot>(num_rows, length + 4),
+                    ConvertedRows::bytes<Int8Dot>(num_rows, length + 4));
   }
 
   char* shared_rows_;

@@ -295,4 +295,4 @@ async def test_a_body_of_many_objects_does_not_stall_the_process(
     ticking.cancel()
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
-    assert max(gaps_s) < max(0.3, took_s / 3)
+    assert max(gaps_s) < max(0.5, 0.6 * took_s)  # nearly all of it without a thread
