@@ -37,6 +37,7 @@ from engine.models.smoothing import (
 from kernels.attention_metadata import AttentionMetadata
 from kernels.cpu import library as cpu
 from kernels.cpu.decoder import CpuDecoder, CpuLayer, CpuLinear
+from kernels.embedding import Embedding
 from kernels.kv_cache import BLOCK_SIZE, FLOAT8, PagedKVCache
 from kernels.linear import (
     PackedGatedLinear,
@@ -86,10 +87,11 @@ class Decoder:
         self.quantization = quantization
         self._device = device
         weights = Weights(config, checkpoint, dtype, device, quantization, smoothing or {})
-        self.embedding = weights.embedding()
+        table = weights.embedding()
         self.layers = [weights.layer(index) for index in range(config.num_layers)]
         self.final_norm = weights.norm("model.norm.weight", config.hidden_size)
-        self.head = self._create_head(weights)
+        self.head = self._create_head(weights, table)
+        self._embedding = Embedding(table, self.head if config.has_tied_embeddings else None)
         self.kv_scales: KVScales | None = None
         """Of a cache of 8-bit floats."""
         if self.kv_dtype == FLOAT8:
@@ -161,7 +163,7 @@ class Decoder:
     ) -> torch.Tensor:
         """token_ids: [T] int64, rows: [R] int64 -> logits of those rows: [R, vocab_size]."""
         assert isinstance(kv_cache, PagedKVCache)
-        hidden = self.embedding.index_select(0, token_ids).float()  # [T, hidden]
+        hidden = self._embedding.rows(token_ids)  # [T, hidden]
         if self._compiled is not None:
             return self._compiled.forward(hidden, kv_cache, metadata, rows)
         return self._forward_by_operations(hidden, kv_cache, metadata, rows)
@@ -185,7 +187,7 @@ class Decoder:
     ) -> torch.Tensor:
         """As `forward`, each row with the adapter of its sequence; operation by operation."""
         assert isinstance(kv_cache, PagedKVCache)
-        hidden = self.embedding.index_select(0, token_ids).float()  # [T, hidden]
+        hidden = self._embedding.rows(token_ids)  # [T, hidden]
         return self._forward_by_operations(hidden, kv_cache, metadata, rows, adapters=adapters)
 
     def observe_activations(self, token_ids: torch.Tensor, observe: Observer) -> None:
@@ -207,7 +209,7 @@ class Decoder:
             block_tables=[list(range(num_blocks))],
             device=self._device,
         )
-        hidden = self.embedding.index_select(0, token_ids).float()
+        hidden = self._embedding.rows(token_ids)
         rows = torch.arange(len(token_ids), device=self._device)
         self._forward_by_operations(hidden, kv_cache, metadata, rows, observe)
 
@@ -271,11 +273,9 @@ class Decoder:
             kv_dtype=self.kv_dtype,
         )
 
-    def _create_head(self, weights: "Weights") -> PackedLinear:
+    def _create_head(self, weights: "Weights", embedding: torch.Tensor) -> PackedLinear:
         """The projection to logits, which may be the embedding itself."""
-        return (
-            weights.tied_head(self.embedding) if self.config.has_tied_embeddings else weights.head()
-        )
+        return weights.tied_head(embedding) if self.config.has_tied_embeddings else weights.head()
 
     def _added(
         self, x: torch.Tensor, projection: PackedLinear, hidden: torch.Tensor

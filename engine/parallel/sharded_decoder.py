@@ -28,10 +28,10 @@ class ShardedDecoder(Decoder):
         """Adapters change whole projections. Raises ModelRefused."""
         raise ModelRefused("adapters cannot be added to a model that several ranks share")
 
-    def _create_head(self, weights: Weights) -> PackedLinear:
+    def _create_head(self, weights: Weights, embedding: torch.Tensor) -> PackedLinear:
         if not self.config.has_tied_embeddings:
-            return super()._create_head(weights)
-        return weights.tied_head(self.embedding[self._shard.vocabulary])
+            return super()._create_head(weights, embedding)
+        return weights.tied_head(embedding[self._shard.vocabulary])
 
     def _compile(self) -> CpuDecoder | None:
         """The compiled step knows of no other ranks."""

@@ -55,6 +55,11 @@ NCOMPASS_API const char* ncompass_pack(ncompass::Context* context, int64_t out_f
                                        int64_t in_features, const void* weight, int64_t stride,
                                        const float* scales, ncompass::WeightForm form,
                                        void* packed);
+// out [num_rows, in_features] = the rows `outputs` of a packed weight of floats or bf16.
+NCOMPASS_API const char* ncompass_unpack_rows(ncompass::Context* context, int64_t out_features,
+                                              int64_t in_features, const void* packed,
+                                              ncompass::WeightForm form, int64_t num_rows,
+                                              const int64_t* outputs, float* out);
 
 // out = x W^T + bias + residual; bias and residual may be null. The residual has the dtype of out.
 NCOMPASS_API const char* ncompass_linear(ncompass::Context* context, int64_t num_rows,

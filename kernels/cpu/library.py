@@ -38,6 +38,7 @@ _SIGNATURES: dict[str, list[object]] = {
     "silu_and_mul": [_P, _I, _I, _P, _I, _D, _P],
     "quantise": [_P, _I, _I, _I, _P, _I, _D, _P, _P],
     "pack": [_P, _I, _I, _P, _I, _P, _D, _P],
+    "unpack_rows": [_P, _I, _I, _P, _D, _I, _P, _P],
     "gated_linear": [_P, _I, _I, _I, _P, _I, _D, _P, _P, _P, _P, _D, _P, _D],
     "decode": [_P, _P, _P],
     "linear": [_P, _I, _I, _I, _P, _I, _D, _P, _D, _P, _P, _I, _P, _D],
@@ -261,6 +262,21 @@ class CpuLibrary:
             *(None if scales is None else scales.data_ptr(), form, packed.pointer),
         )
         return packed
+
+    def unpack_rows(self, weight: PackedWeight, rows: torch.Tensor) -> torch.Tensor:
+        """rows: [R] int64 -> fp32 [R, in_features] of a weight that is not quantised.
+
+        Raises ValueError where a row is beyond the weight.
+        """
+        assert rows.dtype == torch.int64
+        assert rows.is_contiguous()
+        out = torch.empty((len(rows), weight.in_features))
+        self.call(
+            "unpack_rows",
+            *(weight.out_features, weight.in_features, weight.pointer, weight.form),
+            *(len(rows), rows.data_ptr(), out.data_ptr()),
+        )
+        return out
 
     def linear(
         self,

@@ -1,5 +1,5 @@
 // Small integers for weights: each row in 8 bits with a scale (activations.h), and all of them in
-// panels (packed_weight.h).
+// panels (packed_weight.h), from which rows that are floats can be read again.
 #include "activations.h"
 #include "api.h"
 #include "guard.h"
@@ -63,6 +63,25 @@ void pack(Context& context, const PackedWeight<Dot>& weight, const typename Dot:
   });
 }
 
+// Rows of a packed weight as floats. Neighbours of a row lie a panel's width apart, at a stride that
+// the processor's prefetcher follows.
+template <class Dot>
+void unpack_rows(Context& context, const PackedWeight<Dot>& weight, int64_t num_rows,
+                 const int64_t* outputs, float* out) {
+  constexpr int kDepth = Dot::kDepth;
+  const int64_t length = weight.in_features;
+  for_each_row_group(context, num_rows, length, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t output = outputs[row];
+      const auto* member =
+          weight.panel(output / kPanelWidth) + output % kPanelWidth * kDepth;
+      for (int64_t k = 0; k < length; ++k) {
+        out[row * length + k] = to_float(member[k / kDepth * kPanelWidth * kDepth + k % kDepth]);
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace ncompass
 
@@ -107,6 +126,29 @@ const char* ncompass_pack(Context* context, int64_t out_features, int64_t in_fea
       require(!Dot::kHasColumnScales || scales != nullptr, "pack: integers need their scales");
       const PackedWeight<Dot> form_of{static_cast<Weight*>(packed), out_features, in_features};
       pack(*context, form_of, static_cast<const Weight*>(weight), stride, scales);
+    });
+  });
+}
+
+const char* ncompass_unpack_rows(Context* context, int64_t out_features, int64_t in_features,
+                                 const void* packed, WeightForm form, int64_t num_rows,
+                                 const int64_t* outputs, float* out) {
+  return guarded([&] {
+    require(out_features > 0 && in_features > 0, "unpack: an empty weight");
+    for (int64_t row = 0; row < num_rows; ++row) {
+      require(outputs[row] >= 0 && outputs[row] < out_features, "unpack: a row is beyond the weight");
+    }
+    const Session session(context->team);
+    with_dot(*context, form, [&](auto dot) {
+      using Dot = decltype(dot);
+      using Weight = typename Dot::Weight;
+      if constexpr (Dot::kHasColumnScales) {
+        require(false, "unpack: integers have lost what they were");
+      } else {
+        const PackedWeight<Dot> weight{static_cast<const Weight*>(packed), out_features,
+                                       in_features};
+        unpack_rows(*context, weight, num_rows, outputs, out);
+      }
     });
   });
 }

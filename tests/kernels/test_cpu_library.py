@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from kernels.attention_metadata import AttentionMetadata
 from kernels.cpu import library as cpu
 from kernels.cpu.build import NATIVE, build
 from kernels.cpu.library import CpuLibrary
+from kernels.embedding import Embedding
 from kernels.gated_activation import silu_and_mul
 from kernels.kv_cache import PagedKVCache
-from kernels.linear import PackedLinear, linear
+from kernels.linear import PackedLinear, Quantization, linear
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import rms_norm
 from kernels.rotary import build_cos_sin, rotary_and_write_kv
@@ -137,3 +139,33 @@ def test_denormals_are_the_callers_own_business(enabled: CpuLibrary) -> None:
     enabled.rms_norm(torch.randn(4, 64), torch.ones(64), 1e-5)
     assert bool((tiny * 1.0 > 0).all())
     assert not torch.is_nonzero(enabled.silu_and_mul(torch.full((1, 2), 1e-30)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("quantization", "is_tied", "is_kept"),
+    [("none", True, False), ("none", False, True), ("int8", True, True)],
+)
+def test_an_embedding_is_in_memory_once(
+    enabled: CpuLibrary,
+    dtype: torch.dtype,
+    quantization: Quantization,
+    is_tied: bool,
+    is_kept: bool,
+) -> None:
+    table = torch.randn(100, 64).to(dtype)
+    head = PackedLinear(table, quantization=quantization)
+    embedding = Embedding(table, head if is_tied else None)
+    tokens = torch.tensor([99, 0, 47, 48, 48])
+    expected, seen = table[tokens].float(), weakref.ref(table)
+    del table
+    assert torch.equal(embedding.rows(tokens), expected)
+    assert (seen() is not None) == is_kept
+
+
+def test_part_of_an_embedding_does_not_stand_for_the_whole(enabled: CpuLibrary) -> None:
+    """As where ranks share the projection to logits."""
+    table = torch.randn(100, 64)
+    embedding = Embedding(table, PackedLinear(table[:50]))
+    tokens = torch.tensor([99, 3])
+    assert torch.equal(embedding.rows(tokens), table[tokens])

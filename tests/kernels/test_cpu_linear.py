@@ -100,6 +100,28 @@ def test_no_rows_give_no_rows(cpu_library: CpuLibrary) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("out_features", "in_features"), [(130, 576), (77, 131), (1, 1)])
+def test_rows_of_a_packed_weight_are_read_as_they_were(
+    cpu_library: CpuLibrary, dtype: torch.dtype, out_features: int, in_features: int
+) -> None:
+    weight = torch.randn(out_features, in_features).to(dtype)
+    packed = cpu_library.pack(weight)
+    rows = torch.randint(0, out_features, (70,))
+    rows[0], rows[1] = 0, out_features - 1
+    assert torch.equal(cpu_library.unpack_rows(packed, rows), weight[rows].float())
+    assert cpu_library.unpack_rows(packed, rows[:0]).shape == (0, in_features)
+    for beyond in (-1, out_features):
+        with pytest.raises(ValueError, match="beyond the weight"):
+            cpu_library.unpack_rows(packed, torch.tensor([0, beyond]))
+
+
+def test_rows_of_integers_are_not_read_for_what_they_were(cpu_library: CpuLibrary) -> None:
+    packed = cpu_library.pack(torch.randn(60, 48), "int8")
+    with pytest.raises(ValueError, match="integers"):
+        cpu_library.unpack_rows(packed, torch.tensor([0]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("in_features", [96, 130, 1536])
 def test_a_row_has_the_same_bits_in_every_batch(
     cpu_library: CpuLibrary, dtype: torch.dtype, in_features: int
