@@ -145,7 +145,6 @@ def _assemble(
         hold_writer=HoldWriter(
             sessions,
             max_group=billing.max_group,
-            max_waiting_admits=billing.max_waiting_admits,
             settle_patience_s=billing.settle_patience_s,
             clock=clock,
         ),

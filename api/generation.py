@@ -95,16 +95,17 @@ class Generation:
 
         Nothing is raised: whatever happened, the books are closed before anybody hears of it.
         """
-        self._interruptible = asyncio.current_task()
-        placing = self._services.running.start(place(self._services, self._order))
         try:
-            self._placement = await asyncio.shield(placing)
+            # Not to be interrupted: what is held and queued must be known before it can be released.
+            self._placement = await place(self._services, self._order)
+            if self._abort_outcome is not None:
+                return self._abort_outcome, None
+            self._interruptible = asyncio.current_task()
             await self._follow(self._placement, answer)
         except asyncio.CancelledError:
-            assert self._interruptible is not None
+            if self._interruptible is None:
+                raise  # by nobody's `abort`: the process ends
             self._interruptible.uncancel()
-            self._interruptible = None
-            await self._end_placing(placing)
             return self._abort_outcome or PLATFORM_FAULT, None
         except (ClientGone, StructureRefused) as ended:
             return ABORTED, ended
@@ -114,13 +115,6 @@ class Generation:
             self._interruptible = None
         is_cut = any(choice.finish_reason == "length" for choice in self._choices)
         return "length" if is_cut else "completed", None
-
-    async def _end_placing(self, placing: asyncio.Task[Placement]) -> None:
-        """An abort came early: let the placing end, so that its hold can be released."""
-        if self._placement is None:
-            await asyncio.wait({placing})
-            if placing.exception() is None:
-                self._placement = placing.result()
 
     async def _follow(self, placement: Placement, answer: Answer) -> None:
         """Turn frames into text until every choice has ended."""

@@ -199,13 +199,10 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the request; raises only what can still become a status."""
         generations = [Generation(self._services, order) for order in self._orders]
-        watching = asyncio.create_task(hang_up(receive))
+        # Begins before the generations do: a client that left while its prompt was tokenized is seen
+        # before anything is held or queued for it.
+        watching = asyncio.create_task(_abort_at_hang_up(receive, generations))
         try:
-            # One turn of the loop: a client that left while its prompt was tokenized is seen now,
-            # before anything is held or queued for it.
-            await asyncio.sleep(0)
-            if watching.done():
-                return
             answers = parts_of(
                 self._answer(scope, send), len(generations), self._orders[0].num_choices
             )
@@ -234,8 +231,6 @@ class GenerationResponse(Response):
                 producing if watching.done() else {*producing, watching},
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            if watching in done:
-                _abort(generations, ABORTED)
             for task in done & producing:
                 failure = failure or task.exception()
             producing -= done
@@ -262,6 +257,11 @@ class GenerationResponse(Response):
 def _abort(generations: list[Generation], outcome: Outcome) -> None:
     for generation in generations:
         generation.abort(outcome)
+
+
+async def _abort_at_hang_up(receive: Receive, generations: list[Generation]) -> None:
+    await hang_up(receive)
+    _abort(generations, ABORTED)
 
 
 async def hang_up(receive: Receive) -> None:

@@ -1,13 +1,13 @@
-"""A validated request gets its credit held and its place in the queue, at the same time.
+"""A validated request gets its credit held, then its place in the queue.
 
-The request enters the queue unconfirmed while the hold is being committed, and no worker may take
-it before the committed hold confirms it: compute never runs ahead of money.
+No worker can know of it before the hold is committed: compute never runs ahead of money. While the
+database commits, the message to the workers is written.
 """
 
 import asyncio
 from dataclasses import dataclass
 
-import structlog
+import msgspec
 
 from accounts.principal import Principal
 from api.catalogue import Listing
@@ -15,13 +15,11 @@ from api.dependencies import Services
 from api.outputs.reading import PLAIN, Reading
 from api.prompt_scoring import NO_SCORING, ScoringWish
 from billing.hold_operations import AdmitHold, Hold, Owner
-from common.errors import PlatformError
+from engine.broker.gateway import GatewayBroker, Submission
 from engine.broker.stream import RequestStream
 from engine.cost_model import UNCALIBRATED, queue_price
 from engine.messages import CostModel, GenerateRequest, Sampling, Structure
 from engine.tokenization import Tokenizer
-
-log = structlog.get_logger()
 
 LEAST_SAMPLED = 1
 """A prefill ends with a token, even where nobody asked for one: it is neither shown nor billed."""
@@ -75,42 +73,50 @@ class Placement:
 
 
 async def place(services: Services, order: Order) -> Placement:
-    """Hold the credit of the first slice and queue the request; all of it, or nothing.
+    """Hold the credit of the first slice, then queue the request; all of it, or nothing.
 
     Raises InsufficientCredit, KeyRevoked, OrganizationFrozen, ModelUnavailable.
     """
-    request = await _engine_request(services, order)
-    services.prefixes.note(request.tenant, request.model, request.prompt_token_ids)
-    submitting = services.running.start(services.broker.submit(request, confirmed=False))
+    cost_model = await cost_model_of(services, order.listing.model.name) or UNCALIBRATED
+    admitting = services.hold_writer.begin(_hold_request(services, order))
     try:
-        hold = await services.hold_writer.admit(_hold_request(services, order))
+        # The hold is on its way to the database before anything else is done.
+        await asyncio.sleep(0)
+        submission = services.broker.prepare(_engine_request(services, order, cost_model))
+        hold = await admitting
     except BaseException:
-        services.running.start(_take_back(submitting))
+        services.hold_writer.abandon(admitting)
         raise
     try:
-        stream = await submitting
-        authorized = hold.authorized_output_tokens // order.num_choices
-        stream.authorize(max(authorized, LEAST_SAMPLED))
-        await services.broker.confirm(stream.request)
+        stream = await services.broker.submit(_within(hold, submission, services.broker))
     except BaseException:
-        services.running.start(_take_back(submitting))
         services.running.start(_void(services, hold, order.owner))
         raise
-    return Placement(stream.request, hold, stream)
+    request = stream.request
+    services.prefixes.note(request.tenant, request.model, request.prompt_token_ids)
+    return Placement(request, hold, stream)
 
 
-async def _engine_request(services: Services, order: Order) -> GenerateRequest:
-    model = order.listing.model.name
+def _within(hold: Hold, submission: Submission, broker: GatewayBroker) -> Submission:
+    """The same up to the fence that the hold covers, where it covers less than was asked for."""
+    request = submission.request
+    fence = max(hold.authorized_output_tokens // request.num_choices, LEAST_SAMPLED)
+    if fence == request.authorized_tokens:
+        return submission
+    return broker.prepare(msgspec.structs.replace(request, authorized_tokens=fence))
+
+
+def _engine_request(services: Services, order: Order, cost_model: CostModel) -> GenerateRequest:
     arrival_ms = order.arrived_at_us // 1_000
     price = queue_price(
-        await cost_model_of(services, model) or UNCALIBRATED,
+        cost_model,
         len(order.prompt_token_ids),
         arrival_ms=arrival_ms,
         alpha=services.settings.priority_alpha,
     )
     return GenerateRequest(
         request_id=order.request_id,
-        model=model,
+        model=order.listing.model.name,
         node=services.broker.node,
         tenant=order.principal.organization_id,
         prompt_token_ids=order.prompt_token_ids,
@@ -150,16 +156,6 @@ def _hold_request(services: Services, order: Order) -> AdmitHold:
 def _first_slice(services: Services, order: Order) -> int:
     """Output tokens of each choice that are held before anything runs; the rest follows."""
     return min(order.max_tokens, services.billing_settings.slice_tokens)
-
-
-async def _take_back(submitting: asyncio.Task[RequestStream]) -> None:
-    """Withdraw a request that will not be paid for, once its submission has ended."""
-    try:
-        stream = await submitting
-        await stream.cancel()
-    except PlatformError as error:
-        # Not queued, or the queue is out of reach: unconfirmed requests expire there by themselves.
-        log.info("withdrawal_failed", code=error.code)
 
 
 async def _void(services: Services, hold: Hold, owner: Owner) -> None:

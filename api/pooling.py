@@ -142,7 +142,8 @@ class PooledJob:
         stream: RequestStream | None = None
         try:
             request = self._engine_request(index, cost_model or UNCALIBRATED)
-            stream = await self._services.broker.submit(request, confirmed=True)
+            broker = self._services.broker
+            stream = await broker.submit(broker.prepare(request))
             frame = await self._frame_of(stream)
             if frame.vector is None:
                 log.error("pooling_failed", request_id=request.request_id, reason=frame.error)

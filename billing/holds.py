@@ -59,6 +59,8 @@ CLOSINGS_PASSED_OVER = 2
 DOUBT_S = 2.0
 """So long the books of those are read first who were not as assumed: they have a budget, or little."""
 DOUBTED_MAX = 10_000
+LOOK_LIMIT = 2_000
+"""Of those who wait, for the next group: a crowd of 50,000 must not be gone through for each."""
 GATHER_S = 0.02
 """Closings of streams follow one another at this distance."""
 
@@ -100,7 +102,6 @@ class HoldWriter:
         sessions: Sessions,
         *,
         max_group: int = 128,
-        max_waiting_admits: int = 10_000,
         settle_patience_s: float = 60.0,
         clock: Clock = utc_now_us,
     ) -> None:
@@ -109,8 +110,6 @@ class HoldWriter:
         self._settle_patience_s = settle_patience_s
         self._clock = clock
         self._prices = PriceCache()
-        # Admissions wait for a place; closings need none: open holds are their limit.
-        self._places = asyncio.Semaphore(max_waiting_admits)
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -150,15 +149,23 @@ class HoldWriter:
         OrganizationFrozen, HoldConflict, LedgerUnavailable. When the caller is cancelled meanwhile,
         the hold is voided.
         """
-        async with self._places:
-            future = self._enqueue(admit)
-            try:
-                return cast(Hold, await future)
-            except asyncio.CancelledError:
-                # Where the answer comes later, `_commit` finds nobody who waits for it.
-                if not future.cancelled() and future.exception() is None:
-                    self._void_abandoned(cast(Hold, future.result()))
-                raise
+        admitting = self.begin(admit)
+        try:
+            return await admitting
+        except asyncio.CancelledError:
+            self.abandon(admitting)
+            raise
+
+    def begin(self, admit: AdmitHold) -> "asyncio.Future[Hold]":
+        """`admit` for a caller with something to do meanwhile: it takes the answer or abandons it."""
+        return cast("asyncio.Future[Hold]", self._enqueue(admit))
+
+    def abandon(self, admitting: "asyncio.Future[Hold]") -> None:
+        """Void what `begin` has led to, or will."""
+        admitting.cancel()
+        # Where the answer comes later, `_commit` finds nobody who waits for it.
+        if not admitting.cancelled() and admitting.exception() is None:
+            self._void_abandoned(admitting.result())
 
     async def extend(
         self, request_id: str, epoch: int, output_tokens: int, *, owner: Owner | None = None
@@ -242,7 +249,8 @@ class HoldWriter:
         """
         now_s = time.monotonic()
         is_gathering = now_s < self._gather_until_s and not self._is_stopping
-        ready = [one for one in self._waiting if not (is_gathering and one.is_patient)]
+        first = [self._waiting.popleft() for _ in range(min(len(self._waiting), LOOK_LIMIT))]
+        ready = [one for one in first if not (is_gathering and one.is_patient)]
         openings = [waiting for waiting in ready if not waiting.is_closing]
         is_mixed = 0 < len(openings) < len(ready)
         if is_mixed and self._num_passes < CLOSINGS_PASSED_OVER:
@@ -254,7 +262,7 @@ class HoldWriter:
         if any(waiting.is_patient for waiting in group):
             self._gather_until_s = now_s + GATHER_S
         chosen = {id(waiting) for waiting in group}
-        self._waiting = deque(one for one in self._waiting if id(one) not in chosen)
+        self._waiting.extendleft(one for one in reversed(first) if id(one) not in chosen)
         return group
 
     def _rest(self) -> None:

@@ -40,7 +40,5 @@ class BillingSettings(BaseSettings):
 
     max_group: int = 128
     """Operations on holds that share one database transaction."""
-    max_waiting_admits: int = 10_000
-    """Admissions that may wait for the writer at once; further callers wait for a place."""
     settle_patience_s: float = 60.0
     """How long a settlement is tried again while the database cannot be reached."""

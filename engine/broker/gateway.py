@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from engine.broker import scripts
 from engine.broker.commands import Commands
 from engine.broker.keys import MODELS, Keys
 from engine.broker.positions import QueuePosition, QueueShape
+from engine.broker.scripts import Argument
 from engine.broker.settings import BrokerSettings
 from engine.broker.stream import RequestStream
 from engine.broker.wire import Wire
@@ -37,6 +39,15 @@ READ_RETRY_S = 0.2
 CANCELLED_LIMIT = 10_000
 CANCEL_AGAIN_S = 1.0
 STOP_AGAIN_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request as the queue takes it."""
+
+    request: GenerateRequest
+    arguments: tuple[Argument, ...]
+    """Of the script."""
 
 
 class _Link:
@@ -129,37 +140,42 @@ class GatewayBroker:
 
     # -- requests out
 
-    async def submit(self, request: GenerateRequest, *, confirmed: bool) -> RequestStream:
-        """Put a request into the queue; unless `confirmed`, no worker may take it yet.
+    def prepare(self, request: GenerateRequest) -> Submission:
+        """All of a submission that can be done before the request is paid for."""
+        assert request.node == self.node
+        settings = self._settings
+        arguments = (
+            request.request_id,
+            request.tenant,
+            self.node,
+            repr(request.key),
+            repr(request.weight),
+            repr(request.work_s),
+            request.attempt,
+            settings.request_ms,
+            settings.node_ms,
+            self._encoder.encode(request),
+        )
+        return Submission(request, arguments)
+
+    async def submit(self, submission: Submission) -> RequestStream:
+        """Put a request into the queue: from now on workers may take it.
 
         Raises ModelUnavailable where Redis does not answer or this node has too many streams open.
         """
-        assert request.node == self.node
         if self.num_streams >= self._settings.streams_limit:
             raise ModelUnavailable("this node serves too many streams", limit=self.num_streams)
+        request = submission.request
         link = self._link(request.model)
-        stream = RequestStream(request, is_confirmed=confirmed, cancel=self.cancel)
+        stream = RequestStream(request, cancel=self.cancel)
         link.streams[request.request_id] = stream
         try:
-            await self._submit(link, request, confirmed=confirmed)
+            await self._send(link, submission)
         except BaseException:
             await self._abandon(link, request)
             raise
+        stream.is_queued = True
         return stream
-
-    async def confirm(self, request: GenerateRequest) -> None:
-        """The hold is committed: let workers take the request, in whatever state it is by now."""
-        link = self._link(request.model)
-        stream = link.streams.get(request.request_id)
-        if stream is None:
-            return
-        is_known = await self._commands.call(
-            scripts.CONFIRM, link.keys.prefix, request.request_id, request.authorized_tokens
-        )
-        if not is_known and not stream.has_emitted and not stream.is_closed:
-            # It expired unconfirmed, or Redis was wiped.
-            await self._submit(link, request, confirmed=True)
-        stream.is_confirmed = True
 
     async def extend(self, request: GenerateRequest) -> None:
         """Tell the worker that runs the request, or will, how far its fence is by now.
@@ -269,24 +285,8 @@ class GatewayBroker:
             link.reader = self._spawn(self._keep_reading(link))
         return link
 
-    async def _submit(self, link: _Link, request: GenerateRequest, *, confirmed: bool) -> None:
-        settings = self._settings
-        await self._commands.call(
-            scripts.SUBMIT,
-            link.keys.prefix,
-            request.request_id,
-            request.tenant,
-            self.node,
-            repr(request.key),
-            repr(request.weight),
-            repr(request.work_s),
-            request.attempt,
-            int(confirmed),
-            settings.unconfirmed_ms,
-            settings.request_ms,
-            settings.node_ms,
-            self._encoder.encode(request),
-        )
+    async def _send(self, link: _Link, submission: Submission) -> None:
+        await self._commands.call(scripts.SUBMIT, link.keys.prefix, *submission.arguments)
 
     async def _cancel(self, link: _Link, request_id: str) -> None:
         self._cancelled[request_id] = asyncio.get_running_loop().time()
@@ -382,7 +382,7 @@ class GatewayBroker:
 
     async def _resubmit(self, link: _Link, stream: RequestStream) -> None:
         try:
-            await self._submit(link, stream.request, confirmed=True)
+            await self._send(link, self.prepare(stream.request))
         except ModelUnavailable as error:
             stream.fail(error.message)
             link.streams.pop(stream.request.request_id, None)
@@ -442,7 +442,7 @@ class GatewayBroker:
         Its last frames may be under way; after a wipe its worker may be about to claim it again; or
         its submission has not arrived yet. Only when none of that can be is it lost.
         """
-        if not stream.is_confirmed:
+        if not stream.is_queued:
             return
         if stream.gone_since is None:
             stream.gone_since = now

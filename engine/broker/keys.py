@@ -5,7 +5,6 @@
 `last`           the tenant that was the last to have nothing left to take
 `q:<tenant>`     zset: requests of one tenant that may be taken → static key
 `r:<id>`         hash: one request and its state
-`unconfirmed`    zset: requests whose hold is not committed yet → deadline, ms
 `lease`          zset: requests that a worker holds → deadline, ms
 `wake`           list: one token wakes one waiting worker
 `newcomers`      list: one token wakes one worker that has room only for tenants with nothing in it

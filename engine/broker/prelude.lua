@@ -3,10 +3,10 @@
 -- KEYS[1] is the prefix of every key of one model (keys.py lists them). It is no key itself: its hash
 -- tag sends the script to the shard that holds them all.
 --
--- A request is a hash: state (unconfirmed, queued or taken), tenant, node, key, weight, work (predicted
--- seconds of prefill), attempt, worker, cancelled ('1' once nobody wants it), authorized (the fence,
--- where it differs from the body's), and body: the encoded message, until the first frame leaves. From
--- then on the request never returns to the queue.
+-- A request is a hash: state (queued or taken), tenant, node, key, weight, work (predicted seconds of
+-- prefill), attempt, worker, cancelled ('1' once nobody wants it), authorized (the fence, where it
+-- differs from the body's), and body: the encoded message, until the first frame leaves. From then on
+-- the request never returns to the queue.
 local prefix = KEYS[1]
 local call = redis.call
 local time = call('TIME')
@@ -15,7 +15,6 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local TENANTS = prefix .. 'tenants'
 local IDLE = prefix .. 'idle'
 local LAST = prefix .. 'last'
-local UNCONFIRMED = prefix .. 'unconfirmed'
 local LEASE = prefix .. 'lease'
 local WAKE = prefix .. 'wake'
 local NEWCOMERS = prefix .. 'newcomers'
@@ -101,9 +100,7 @@ local function drop(id)
   local fields = call('HMGET', request_key(id), 'state', 'tenant', 'node', 'weight', 'work')
   local state, tenant, node = fields[1], fields[2], fields[3]
   if not state then return end
-  if state == 'unconfirmed' then
-    call('ZREM', UNCONFIRMED, id)
-  elseif state == 'queued' then
+  if state == 'queued' then
     call('ZREM', queue_key(tenant), id)
     deactivate_if_empty(tenant)
   else

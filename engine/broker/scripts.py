@@ -45,7 +45,6 @@ def _script(name: str, *shared: str) -> Script:
 
 # of the API node
 SUBMIT = _script("submit")
-CONFIRM = _script("confirm")
 EXTEND = _script("extend")
 CANCEL = _script("cancel")
 END_CHOICE = _script("end_choice")

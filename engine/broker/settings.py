@@ -10,8 +10,6 @@ class BrokerSettings(BaseSettings):
 
     lease_ms: int = 5_000
     """A worker that has not renewed for this long has lost its requests."""
-    unconfirmed_ms: int = 30_000
-    """How long a submitted request may wait for its hold to be committed."""
     node_ms: int = 5_000
     """An API node that has not announced itself for this long is dead."""
     worker_ms: int = 3_000

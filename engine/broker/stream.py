@@ -30,17 +30,18 @@ class RequestStream(AsyncIterator[TokenFrame]):
         "emitted_token_ids",
         "first_prompt_logprob",
         "gone_since",
-        "is_confirmed",
+        "is_queued",
         "is_running",
         "request",
         "sink",
         "worker",
     )
 
-    def __init__(self, request: GenerateRequest, *, is_confirmed: bool, cancel: Cancel) -> None:
+    def __init__(self, request: GenerateRequest, *, cancel: Cancel) -> None:
         self.request = request
         """The attempt that is under way."""
-        self.is_confirmed = is_confirmed
+        self.is_queued = False
+        """Redis has said that it has the request: where it knows nothing of it by now, it is lost."""
         self.is_running = False
         """A frame of this attempt has come: it waits in no queue."""
         self.worker: str | None = None

@@ -1,8 +1,8 @@
--- A request enters the queue; unconfirmed, no worker may take it.
+-- A request enters the queue.
 -- Repeating a submission changes nothing, a higher attempt replaces a lower one: whoever holds that
 -- one is told to stop.
--- ARGV: id, tenant, node, key, weight, work, attempt, confirmed (0|1), unconfirmed ms, request ms,
---       node ms, body.  Returns 1, or 0 where it was there already.
+-- ARGV: id, tenant, node, key, weight, work, attempt, request ms, node ms, body.
+-- Returns 1, or 0 where it was there already.
 local id, tenant, node, key = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local known = call('HMGET', request_key(id), 'attempt', 'worker')
 if known[1] then
@@ -11,15 +11,10 @@ if known[1] then
   drop(id)
 end
 born()
-local is_confirmed = ARGV[8] == '1'
-call('HSET', request_key(id), 'body', ARGV[12], 'state', is_confirmed and 'queued' or 'unconfirmed',
-     'tenant', tenant, 'node', node, 'key', key, 'weight', ARGV[5], 'work', ARGV[6], 'attempt', ARGV[7])
-call('PEXPIRE', request_key(id), ARGV[10])
+call('HSET', request_key(id), 'body', ARGV[10], 'state', 'queued', 'tenant', tenant, 'node', node,
+     'key', key, 'weight', ARGV[5], 'work', ARGV[6], 'attempt', ARGV[7])
+call('PEXPIRE', request_key(id), ARGV[8])
 call('SADD', node_key(node), id)
-call('ZADD', NODES, 'NX', now + tonumber(ARGV[11]), node)
-if is_confirmed then
-  enqueue(id, tenant, key)
-else
-  call('ZADD', UNCONFIRMED, now + tonumber(ARGV[9]), id)
-end
+call('ZADD', NODES, 'NX', now + tonumber(ARGV[9]), node)
+enqueue(id, tenant, key)
 return 1

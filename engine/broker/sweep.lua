@@ -6,20 +6,13 @@ local IDLE_LIMIT = 100000
 if not call('SET', prefix .. 'swept', '1', 'NX', 'PX', ARGV[2]) then return 0 end
 local num_seen = 0
 
--- 1. requests whose hold never came
-for _, id in ipairs(call('ZRANGEBYSCORE', UNCONFIRMED, '-inf', now, 'LIMIT', 0, LIMIT)) do
-  drop(id)
-  call('ZREM', UNCONFIRMED, id)
-  num_seen = num_seen + 1
-end
-
--- 2. requests whose worker is gone
+-- 1. requests whose worker is gone
 for _, id in ipairs(call('ZRANGEBYSCORE', LEASE, '-inf', now, 'LIMIT', 0, LIMIT)) do
   lose(id, 1, tonumber(ARGV[1]))
   num_seen = num_seen + 1
 end
 
--- 3. requests whose API node is gone: nobody reads what they would say
+-- 2. requests whose API node is gone: nobody reads what they would say
 for _, node in ipairs(call('ZRANGEBYSCORE', NODES, '-inf', now, 'LIMIT', 0, NODE_LIMIT)) do
   local ids = call('SRANDMEMBER', node_key(node), LIMIT)
   table.sort(ids) -- the order decides which tenant leaves last; let it not be chance
@@ -40,7 +33,7 @@ for _, node in ipairs(call('ZRANGEBYSCORE', NODES, '-inf', now, 'LIMIT', 0, NODE
   end
 end
 
--- 4. idle tenants that owe no more than everybody: `activate` would lift them anyway
+-- 3. idle tenants that owe no more than everybody: `activate` would lift them anyway
 local least = call('ZRANGE', TENANTS, 0, 0, 'WITHSCORES')[2]
 if not least then
   local last = call('GET', LAST)
@@ -49,6 +42,6 @@ end
 if least then call('ZREMRANGEBYSCORE', IDLE, '-inf', '(' .. least) end
 call('ZREMRANGEBYRANK', IDLE, 0, -IDLE_LIMIT - 1)
 
--- 5. a wake-up that died with the worker that it woke
+-- 4. a wake-up that died with the worker that it woke
 if call('EXISTS', TENANTS) == 1 and call('LLEN', WAKE) == 0 then wake() end
 return num_seen

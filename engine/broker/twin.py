@@ -12,7 +12,7 @@ from typing import Literal
 from engine.broker.score_heap import ScoreHeap
 from engine.broker.settings import BrokerSettings
 
-State = Literal["unconfirmed", "queued", "taken"]
+State = Literal["queued", "taken"]
 
 LostReason = Literal["worker_lost", "too_many_attempts"]
 
@@ -28,12 +28,12 @@ class TwinRequest:
     weight: float = 1.0
     work_s: float = 0.0
     attempt: int = 1
-    state: State = "unconfirmed"
+    state: State = "queued"
     worker: str | None = None
     is_published: bool = False
     is_cancelled: bool = False
     authorized: int | None = None
-    """The fence, once its hold is confirmed."""
+    """The fence, where it differs from what it was submitted with."""
     is_orphaned: bool = False
     """Its API node died and its worker was told: another death of that node concerns it no more."""
 
@@ -63,7 +63,6 @@ class BrokerTwin:
         self.tenants = ScoreHeap()
         self.idle = ScoreHeap()
         self.queues: dict[str, ScoreHeap] = defaultdict(ScoreHeap)
-        self.unconfirmed = ScoreHeap()
         self.leases = ScoreHeap()
         self.nodes = ScoreHeap()
         self.last_tenant: str | None = None
@@ -78,7 +77,7 @@ class BrokerTwin:
 
     # -- of the API node
 
-    def submit(self, request: TwinRequest, *, confirmed: bool) -> bool:
+    def submit(self, request: TwinRequest) -> bool:
         """A request enters the queue; False where it was there already."""
         known = self.requests.get(request.request_id)
         if known is not None:
@@ -87,26 +86,10 @@ class BrokerTwin:
             if known.worker is not None:
                 self._tell_cancel(known)
             self._drop(known)
-        now = self._now_ms()
-        request.state = "queued" if confirmed else "unconfirmed"
         self.requests[request.request_id] = request
         if self.nodes.score(request.node) is None:
-            self.nodes.add(request.node, now + self._settings.node_ms)
-        if confirmed:
-            self._enqueue(request)
-        else:
-            self.unconfirmed.add(request.request_id, now + self._settings.unconfirmed_ms)
-        return True
-
-    def confirm(self, request_id: str, authorized: int) -> bool:
-        """Its hold is committed; False where nobody knows the request."""
-        request = self.requests.get(request_id)
-        if request is None:
-            return False
-        if request.state == "unconfirmed":
-            self.unconfirmed.remove(request_id)
-            request.state, request.authorized = "queued", authorized
-            self._enqueue(request)
+            self.nodes.add(request.node, self._now_ms() + self._settings.node_ms)
+        self._enqueue(request)
         return True
 
     def extend(self, request_id: str, authorized: int) -> bool:
@@ -225,8 +208,6 @@ class BrokerTwin:
     def sweep(self) -> None:
         """Clean up after whoever died, as far as deadlines tell."""
         now = self._now_ms()
-        for request_id in self.unconfirmed.up_to(now):
-            self._drop(self.requests[request_id])
         for request_id in self.leases.up_to(now):
             self._lose(
                 self.requests[request_id], penalty=1, max_attempts=self._settings.max_attempts
@@ -273,9 +254,7 @@ class BrokerTwin:
         self.charge(request.tenant, -request.advance)
 
     def _drop(self, request: TwinRequest) -> None:
-        if request.state == "unconfirmed":
-            self.unconfirmed.remove(request.request_id)
-        elif request.state == "queued":
+        if request.state == "queued":
             self.queues[request.tenant].remove(request.request_id)
             self._deactivate_if_empty(request.tenant)
         else:

@@ -82,7 +82,7 @@ class Simulation:
             if request.arrival_s > self._now_s:
                 return
             self._num_arrived += 1
-            self._broker.submit(self._queued(index, request), confirmed=True)
+            self._broker.submit(self._queued(index, request))
 
     def _queued(self, index: int, request: TracedRequest) -> TwinRequest:
         policy = self._policy

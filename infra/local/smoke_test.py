@@ -111,7 +111,7 @@ class SmokeTest:
             key=0.0,
             is_pooled=self._is_pooled,
         )
-        stream = await self.broker.submit(request, confirmed=True)
+        stream = await self.broker.submit(self.broker.prepare(request))
         frames: list[TokenFrame] = []
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):

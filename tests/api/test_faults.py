@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from billing.errors import HoldFenced, LedgerUnavailable
-from billing.hold_operations import SettleHold, Settlement
+from billing.hold_operations import Hold, SettleHold, Settlement
 from billing.holds import HoldWriter
-from engine.broker.gateway import GatewayBroker
+from engine.broker.gateway import GatewayBroker, Submission
 from engine.errors import ModelUnavailable
 from engine.messages import GenerateRequest
 from tests.api.conftest import Platform
@@ -15,15 +15,14 @@ from tests.api.test_chat import events
 from tests.api.test_validation import assert_envelope
 
 
-@pytest.mark.parametrize("step", ["submit", "confirm"])
 async def test_a_queue_out_of_reach_is_503_and_releases_the_hold(
-    platform: Platform, monkeypatch: pytest.MonkeyPatch, step: str
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def unreachable(self: object, request: GenerateRequest, **options: object) -> None:
+    async def unreachable(self: object, submission: Submission) -> None:
         raise ModelUnavailable("the queue does not answer")
 
     before = await platform.balance()
-    monkeypatch.setattr(GatewayBroker, step, unreachable)
+    monkeypatch.setattr(GatewayBroker, "submit", unreachable)
     for is_streamed in (False, True):
         response = await platform.chat(stream=is_streamed)
         assert assert_envelope(response, 503)["code"] == "model_unavailable"
@@ -32,18 +31,18 @@ async def test_a_queue_out_of_reach_is_503_and_releases_the_hold(
     assert platform.worker.requests == []
 
 
-async def test_a_ledger_out_of_reach_is_503_and_withdraws_the_request(
+async def test_a_ledger_out_of_reach_is_503_and_nothing_is_queued(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def unreachable(self: object, admit: object) -> None:
-        raise LedgerUnavailable("The ledger cannot be reached.")
+    def unreachable(self: object, admit: object) -> "asyncio.Future[Hold]":
+        answer: asyncio.Future[Hold] = asyncio.get_running_loop().create_future()
+        answer.set_exception(LedgerUnavailable("The ledger cannot be reached."))
+        return answer
 
-    monkeypatch.setattr(HoldWriter, "admit", unreachable)
+    monkeypatch.setattr(HoldWriter, "begin", unreachable)
     response = await platform.chat()
     assert assert_envelope(response, 503)["code"] == "ledger_unavailable"
-    async with asyncio.timeout(2):
-        while platform.services.broker.num_streams:
-            await asyncio.sleep(0.01)
+    assert platform.services.broker.num_streams == 0
     assert platform.worker.requests == []
 
 
@@ -87,5 +86,17 @@ async def test_a_bug_while_tokens_flow_voids_the_hold(
     before = await platform.balance()
     platform.say("one two three")
     monkeypatch.setattr("api.choices.Choice.accept", explode)
+    assert_envelope(await platform.chat(), 500)
+    assert await platform.settled() == before
+
+
+async def test_a_request_that_cannot_be_put_into_words_holds_nothing(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: object, request: GenerateRequest) -> Submission:
+        raise RuntimeError("while its hold is being committed")
+
+    before = await platform.balance()
+    monkeypatch.setattr(GatewayBroker, "prepare", fail)
     assert_envelope(await platform.chat(), 500)
     assert await platform.settled() == before

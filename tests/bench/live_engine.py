@@ -82,7 +82,7 @@ class LiveRun:
                 key=price.key if self.policy.alpha is not None else index * PLACE_S,
                 work_s=price.work_s if is_fair else 0.0,
             )
-            self.broker.submit(queued, confirmed=True)
+            self.broker.submit(queued)
 
     def take(self) -> None:
         room = take_room(

@@ -216,8 +216,8 @@ TOGETHER = [
         ),
         (
             "what a caller has hung up on with the answer stays held",
-            "                if not future.cancelled() and future.exception() is None:",
-            "                if False:",
+            "        if not admitting.cancelled() and admitting.exception() is None:",
+            "        if False:",
         ),
     ),
 ]

@@ -83,7 +83,7 @@ async def test_the_only_request_of_a_tenant_is_computed_next_beside_hundreds_of_
                 first_timing[frame.request_id] = frame.timing
 
     async def ask(request_id: str, tenant: str, key: float) -> "asyncio.Task[None]":
-        stream = await gateway.submit(asked(request_id, tenant, key), confirmed=True)
+        stream = await gateway.submit(gateway.prepare(asked(request_id, tenant, key)))
         return asyncio.create_task(read(stream))
 
     async with asyncio.timeout(60):

@@ -249,7 +249,7 @@ async def cancel(request: GenerateRequest) -> None:
 
 def stream_of(prompt: list[int]) -> RequestStream:
     asked = request("r", prompt, 6, sampling=SCORED)
-    return RequestStream(asked, is_confirmed=True, cancel=cancel)
+    return RequestStream(asked, cancel=cancel)
 
 
 async def test_parts_are_received_once_whoever_sends_them() -> None:

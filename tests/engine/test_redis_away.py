@@ -60,7 +60,7 @@ async def test_a_stream_goes_on_over_the_death_of_redis_and_loses_no_token(
     worker = LiveWorker(server.url)
     try:
         await gateway.start()
-        stream = await gateway.submit(request("a", PROMPT, NUM_TOKENS), confirmed=True)
+        stream = await gateway.submit(gateway.prepare(request("a", PROMPT, NUM_TOKENS)))
         text = list((await anext(stream)).token_ids)
         await asyncio.sleep(0.5)  # the gateway has looked, the worker has renewed
 

@@ -130,7 +130,7 @@ def asked(request_id: str) -> GenerateRequest:
 
 async def frames_of(gateway: GatewayBroker, new: GenerateRequest) -> list[TokenFrame]:
     async with asyncio.timeout(120):
-        stream = await gateway.submit(new, confirmed=True)
+        stream = await gateway.submit(gateway.prepare(new))
         return [frame async for frame in stream]
 
 

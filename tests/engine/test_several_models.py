@@ -130,7 +130,7 @@ async def state_of(
 
 async def frames_of(gateway: GatewayBroker, new: GenerateRequest) -> list[TokenFrame]:
     async with asyncio.timeout(60):
-        stream = await gateway.submit(new, confirmed=True)
+        stream = await gateway.submit(gateway.prepare(new))
         return [frame async for frame in stream]
 
 
@@ -185,7 +185,7 @@ async def test_a_stream_goes_on_while_a_model_is_added_and_the_least_used_one_le
     worker = start(checkpoints["a"], checkpoints["b"], memory_mib=70)
     await state_of(gateway, "b", "ready")
     await state_of(gateway, "a", "ready")
-    stream = await gateway.submit(asked("stream", "a", 3000), confirmed=True)
+    stream = await gateway.submit(gateway.prepare(asked("stream", "a", 3000)))
     tokens = list((await anext(stream)).token_ids)
     arrivals = [time.monotonic()]
 
@@ -223,7 +223,7 @@ async def test_a_killed_worker_with_two_models_loses_no_request_of_either(
     worker = start(checkpoints["a"], checkpoints["b"])
     await state_of(gateway, "a", "ready")
     await state_of(gateway, "b", "ready")
-    streams = [await gateway.submit(asked(name, name, 700), confirmed=True) for name in ("a", "b")]
+    streams = [await gateway.submit(gateway.prepare(asked(name, name, 700))) for name in ("a", "b")]
     heard = [list((await anext(stream)).token_ids) for stream in streams]
     worker.process.send_signal(signal.SIGKILL)
     await asyncio.to_thread(worker.process.wait, 10)

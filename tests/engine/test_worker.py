@@ -99,7 +99,7 @@ async def is_ready(gateway: GatewayBroker) -> Heartbeat:
 
 async def frames_of(gateway: GatewayBroker, new: GenerateRequest) -> list[TokenFrame]:
     async with asyncio.timeout(60):
-        stream = await gateway.submit(new, confirmed=True)
+        stream = await gateway.submit(gateway.prepare(new))
         return [frame async for frame in stream]
 
 
@@ -144,7 +144,7 @@ async def test_a_cancelled_request_leaves_the_worker_within_a_second(
 ) -> None:
     start()
     await is_ready(gateway)
-    stream = await gateway.submit(asked("long", 8000), confirmed=True)
+    stream = await gateway.submit(gateway.prepare(asked("long", 8000)))
     await anext(stream)
     await heartbeat_where(gateway, lambda heartbeat: heartbeat.num_running == 1, 5)
     await stream.cancel()
@@ -159,11 +159,11 @@ async def test_sigterm_lets_what_runs_finish_and_gives_back_the_rest(
 ) -> None:
     process = start()
     await is_ready(gateway)
-    stream = await gateway.submit(asked("running", 1500), confirmed=True)
+    stream = await gateway.submit(gateway.prepare(asked("running", 1500)))
     first = await anext(stream)
     process.send_signal(signal.SIGTERM)
     await heartbeat_where(gateway, lambda heartbeat: heartbeat.state == "draining", 5)
-    late = await gateway.submit(asked("late", 5), confirmed=True)
+    late = await gateway.submit(gateway.prepare(asked("late", 5)))
     rest = [frame async for frame in stream]
     assert len(tokens_of([first, *rest])) == 1500
     assert await asyncio.to_thread(process.wait, 20) == 0
@@ -178,7 +178,7 @@ async def test_a_second_signal_ends_the_worker_at_once(
 ) -> None:
     process = start()
     await is_ready(gateway)
-    stream = await gateway.submit(asked("endless", 8000), confirmed=True)
+    stream = await gateway.submit(gateway.prepare(asked("endless", 8000)))
     await anext(stream)
     process.send_signal(signal.SIGTERM)
     await heartbeat_where(gateway, lambda heartbeat: heartbeat.state == "draining", 5)
@@ -207,7 +207,7 @@ async def test_a_killed_rank_ends_its_worker_and_another_goes_on_with_the_answer
     worker = start((), "--tensor-parallel", "2")
     heartbeat = await is_ready(gateway)
     assert heartbeat.load_report.startswith("fused; shared by 2 ranks")
-    stream = await gateway.submit(asked("shared", 400), confirmed=True)
+    stream = await gateway.submit(gateway.prepare(asked("shared", 400)))
     frames = [await anext(stream)]
     children = psutil.Process(worker.pid).children()
     [follower] = [each for each in children if "engine.parallel.follower" in each.cmdline()]

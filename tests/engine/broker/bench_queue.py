@@ -47,7 +47,7 @@ async def fill(gateway: GatewayBroker) -> None:
             )
             for i in range(start, start + 500)
         )
-        await asyncio.gather(*(gateway.submit(each, confirmed=True) for each in requests))
+        await asyncio.gather(*(gateway.submit(gateway.prepare(each)) for each in requests))
 
 
 def measure_takes(client: redis.Redis, worker: WorkerBroker, max_requests: int) -> None:
@@ -66,7 +66,7 @@ def measure_takes(client: redis.Redis, worker: WorkerBroker, max_requests: int) 
 async def measure_streams(gateway: GatewayBroker, worker: WorkerBroker) -> None:
     requests = [new_request(f"req_{i}") for i in range(NUM_STREAMS)]
     started = time.perf_counter()
-    streams = await asyncio.gather(*(gateway.submit(each, confirmed=True) for each in requests))
+    streams = await asyncio.gather(*(gateway.submit(gateway.prepare(each)) for each in requests))
     print(f"  submit: {NUM_STREAMS / (time.perf_counter() - started):.0f} requests/s on one core")
     taken = await asyncio.to_thread(worker.take, NUM_STREAMS)
 

@@ -68,7 +68,7 @@ async def test_a_request_walks_to_a_worker_and_its_tokens_walk_back(
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request = new_request()
-    stream = await gateway.submit(request, confirmed=True)
+    stream = await gateway.submit(gateway.prepare(request))
     assert await take(worker) == [request]
     worker.publish({"node-1": step_of(new_frame(request, 0, (7,)))})
     worker.publish({"node-1": step_of(new_frame(request, 1, (8, 9), finish_reason="stop"))})
@@ -84,7 +84,7 @@ async def test_a_finished_request_leaves_nothing_in_redis(
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request = new_request()
-    stream = await gateway.submit(request, confirmed=True)
+    stream = await gateway.submit(gateway.prepare(request))
     await take(worker)
     last = step_of(new_frame(request, 0, (7,), finish_reason="length"))
     worker.exchange(frames_by_node={"node-1": last}, finished=[request.request_id])
@@ -94,25 +94,13 @@ async def test_a_finished_request_leaves_nothing_in_redis(
     assert worker.held == []
 
 
-async def test_no_worker_takes_an_unconfirmed_request(
-    new_gateway: Gateways, new_worker: Workers
-) -> None:
+async def test_submitting_twice_queues_once(new_gateway: Gateways, new_worker: Workers) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request = new_request()
-    await gateway.submit(request, confirmed=False)
-    assert await take(worker) == []
-    await gateway.confirm(request)
+    await gateway.submit(gateway.prepare(request))
+    await gateway.submit(gateway.prepare(request))
     assert await take(worker) == [request]
-
-
-async def test_confirming_twice_queues_once(new_gateway: Gateways, new_worker: Workers) -> None:
-    gateway, worker = await started(new_gateway), new_worker()
-    request = new_request()
-    await gateway.submit(request, confirmed=False)
-    await gateway.confirm(request)
-    await gateway.confirm(request)
-    assert await take(worker) == [request]
-    await gateway.confirm(request)
+    await gateway.submit(gateway.prepare(request))
     assert await take(worker) == []
 
 
@@ -120,9 +108,7 @@ async def test_a_fence_reaches_whoever_runs_the_request_or_will(
     new_gateway: Gateways, new_worker: Workers, client: redis.Redis
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
-    stream = await gateway.submit(new_request(), confirmed=False)
-    stream.authorize(3)
-    await gateway.confirm(stream.request)
+    stream = await gateway.submit(gateway.prepare(new_request()))
     stream.authorize(5)
     await gateway.extend(stream.request)
     [taken] = await take(worker)
@@ -147,27 +133,13 @@ async def test_an_extension_of_what_nobody_knows_changes_nothing(new_gateway: Ga
     assert gateway.num_streams == 0
 
 
-async def test_a_late_confirmation_of_an_expired_request_still_queues_it(
-    new_gateway: Gateways, new_worker: Workers, client: redis.Redis
-) -> None:
-    gateway, worker = await started(new_gateway), new_worker()
-    request = new_request()
-    await gateway.submit(request, confirmed=False)
-    client.zadd(KEYS.prefix + "unconfirmed", {request.request_id: 0})
-    await eventually(lambda: not client.exists(KEYS.request(request.request_id)))
-    await gateway.confirm(request)
-    assert await take(worker) == [request]
-
-
 async def test_a_cancelled_request_leaves_the_queue(
     new_gateway: Gateways, new_worker: Workers, client: redis.Redis
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
-    for confirmed in (True, False):
-        request = new_request(f"req_{confirmed}")
-        stream = await gateway.submit(request, confirmed=confirmed)
-        await stream.cancel()
-        await stream.cancel()
+    stream = await gateway.submit(gateway.prepare(new_request()))
+    await stream.cancel()
+    await stream.cancel()
     assert await take(worker) == []
     assert client.keys("*:r:*") == []
 
@@ -177,7 +149,7 @@ async def test_a_running_request_is_cancelled_through_its_worker(
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request = new_request()
-    stream = await gateway.submit(request, confirmed=True)
+    stream = await gateway.submit(gateway.prepare(request))
     await take(worker)
     await stream.cancel()
     await gateway.cancel(request)
@@ -190,7 +162,7 @@ async def test_a_choice_is_ended_at_the_worker_and_its_last_tokens_are_dropped(
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request = new_request(num_choices=2)
-    stream = await gateway.submit(request, confirmed=True)
+    stream = await gateway.submit(gateway.prepare(request))
     await gateway.end_choice(request, 1)
     assert worker.control() == [], "nobody runs it"
     await take(worker)
@@ -208,7 +180,7 @@ async def test_a_sink_that_fails_ends_its_own_stream_and_the_others_go_on(
     new_gateway: Gateways, new_worker: Workers
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
-    streams = [await gateway.submit(new_request(f"req_{i}"), confirmed=True) for i in range(2)]
+    streams = [await gateway.submit(gateway.prepare(new_request(f"req_{i}"))) for i in range(2)]
     requests = await take(worker)
 
     def fail(frame: TokenFrame) -> bool:
@@ -235,7 +207,7 @@ async def test_a_waiting_worker_wakes_for_a_request_and_for_a_message(
     assert not await asyncio.to_thread(worker.wait, 0.05)
     sleeping = asyncio.create_task(asyncio.to_thread(worker.wait, 2.0))
     await asyncio.sleep(0.05)
-    await gateway.submit(new_request(), confirmed=True)
+    await gateway.submit(gateway.prepare(new_request()))
     assert await asyncio.wait_for(sleeping, 1.0)
     assert len(await take(worker)) == 1
     sleeping = asyncio.create_task(asyncio.to_thread(worker.wait, 2.0))
@@ -250,18 +222,18 @@ async def test_a_worker_with_room_only_for_newcomers_sleeps_until_one_comes(
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     for i in range(3):
-        await gateway.submit(new_request(f"req_a{i}", tenant="a"), confirmed=True)
+        await gateway.submit(gateway.prepare(new_request(f"req_a{i}", tenant="a")))
     assert len(await asyncio.to_thread(worker.take, 1, 1, ())) == 1
 
     def sleep(timeout_s: float) -> bool:
         return worker.wait(timeout_s, for_newcomers=True)
 
     assert not await asyncio.to_thread(sleep, 0.05), "what is queued of `a` wakes nobody"
-    await gateway.submit(new_request("req_a3", tenant="a"), confirmed=True)
+    await gateway.submit(gateway.prepare(new_request("req_a3", tenant="a")))
     assert not await asyncio.to_thread(sleep, 0.05)
     sleeping = asyncio.create_task(asyncio.to_thread(sleep, 2.0))
     await asyncio.sleep(0.05)
-    await gateway.submit(new_request("req_b", tenant="b"), confirmed=True)
+    await gateway.submit(gateway.prepare(new_request("req_b", tenant="b")))
     assert await asyncio.wait_for(sleeping, 1.0)
     taken = await asyncio.to_thread(worker.take, 0, 1, ["a"])
     assert [request.request_id for request in taken] == ["req_b"]
@@ -272,7 +244,7 @@ async def test_no_wake_up_is_lost_while_requests_are_left(
 ) -> None:
     gateway, first, second = await started(new_gateway), new_worker("w1"), new_worker("w2")
     for i in range(100):
-        await gateway.submit(new_request(f"req_{i}"), confirmed=True)
+        await gateway.submit(gateway.prepare(new_request(f"req_{i}")))
     taken = 0
     while await asyncio.to_thread(first.wait, 0.05):
         # However few it takes, the other worker is always woken for the rest.
@@ -289,10 +261,10 @@ async def test_the_least_served_tenant_goes_first_and_its_least_key(
     gateway, worker = await started(new_gateway), new_worker()
     for i in range(6):
         request = new_request(f"req_a{i}", tenant="a", key=float(-i), work_s=1.0)
-        await gateway.submit(request, confirmed=True)
+        await gateway.submit(gateway.prepare(request))
     for i in range(2):
         request = new_request(f"req_b{i}", tenant="b", key=float(i), work_s=1.0)
-        await gateway.submit(request, confirmed=True)
+        await gateway.submit(gateway.prepare(request))
     taken = [request.request_id for request in await take(worker, 5)]
     assert taken == ["req_a5", "req_b0", "req_a4", "req_b1", "req_a3"]
 
@@ -304,7 +276,7 @@ async def test_spare_room_is_for_tenants_that_have_nothing_waiting_in_the_worker
     for tenant in ("a", "b", "c"):
         for i in range(3):
             request = new_request(f"req_{tenant}{i}", tenant=tenant, key=float(i), work_s=1.0)
-            await gateway.submit(request, confirmed=True)
+            await gateway.submit(gateway.prepare(request))
     spare = await asyncio.to_thread(worker.take, 0, 4, ["a"])
     assert [request.request_id for request in spare] == ["req_b0", "req_c0"], "one each"
     both = await asyncio.to_thread(worker.take, 1, 1, ["b"])
@@ -318,8 +290,9 @@ async def test_weights_share_the_machine_in_proportion(
     for i in range(40):
         for tenant, weight in (("light", 1.0), ("heavy", 3.0)):
             await gateway.submit(
-                new_request(f"req_{tenant}{i}", tenant=tenant, weight=weight, key=float(i)),
-                confirmed=True,
+                gateway.prepare(
+                    new_request(f"req_{tenant}{i}", tenant=tenant, weight=weight, key=float(i))
+                )
             )
     taken: list[str] = []
     for _ in range(40):
@@ -332,12 +305,12 @@ async def test_weights_share_the_machine_in_proportion(
 async def test_time_away_earns_a_tenant_nothing(new_gateway: Gateways, new_worker: Workers) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     for i in range(30):
-        await gateway.submit(new_request(f"req_a{i}", tenant="a"), confirmed=True)
+        await gateway.submit(gateway.prepare(new_request(f"req_a{i}", tenant="a")))
     for _ in range(10):
         [request] = await take(worker, 1)
         worker.exchange(charges={"a": 1.0}, finished=[request.request_id])
     for i in range(30):
-        await gateway.submit(new_request(f"req_b{i}", tenant="b"), confirmed=True)
+        await gateway.submit(gateway.prepare(new_request(f"req_b{i}", tenant="b")))
     tenants = []
     for _ in range(20):
         [request] = await take(worker, 1)
@@ -351,7 +324,7 @@ async def test_a_request_of_a_dead_worker_goes_to_another_if_it_has_said_nothing
 ) -> None:
     gateway, dying, other = await started(new_gateway), new_worker("dying"), new_worker("other")
     request = new_request()
-    stream = await gateway.submit(request, confirmed=True)
+    stream = await gateway.submit(gateway.prepare(request))
     await take(dying)
     expire_lease(client, request)
     await eventually(lambda: client.exists(KEYS.queue("org_1")))
@@ -369,8 +342,8 @@ async def test_frames_of_other_requests_leave_although_one_was_refused(
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     lost, kept = new_request("req_lost"), new_request("req_kept")
-    await gateway.submit(lost, confirmed=True)
-    stream = await gateway.submit(kept, confirmed=True)
+    await gateway.submit(gateway.prepare(lost))
+    stream = await gateway.submit(gateway.prepare(kept))
     await take(worker)
     expire_lease(client, lost)
     await eventually(lambda: client.exists(KEYS.queue("org_1")))
@@ -384,7 +357,7 @@ async def test_a_stream_whose_worker_died_goes_on_from_another_behind_what_it_ha
 ) -> None:
     gateway, dying, other = await started(new_gateway), new_worker("dying"), new_worker("other")
     request = new_request(num_choices=3)
-    stream = await gateway.submit(request, confirmed=True)
+    stream = await gateway.submit(gateway.prepare(request))
     await take(dying)
     said = [
         new_frame(request, 0, (5, 6)),
@@ -418,7 +391,7 @@ async def test_a_stream_is_given_up_after_three_workers_that_died_in_the_middle(
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request = new_request()
-    stream = await gateway.submit(request, confirmed=True)
+    stream = await gateway.submit(gateway.prepare(request))
     for attempt in (1, 2, 3):
         await eventually(lambda: client.exists(KEYS.queue("org_1")))
         [taken] = await take(worker)
@@ -437,7 +410,7 @@ async def test_a_resubmitted_request_that_is_lost_before_it_speaks_stays_in_the_
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request = new_request()
-    stream = await gateway.submit(request, confirmed=True)
+    stream = await gateway.submit(gateway.prepare(request))
     await take(worker)
     worker.publish({"node-1": step_of(new_frame(request, 0, (5,)))})
     for attempt in (2, 3):
@@ -454,7 +427,7 @@ async def test_a_poison_request_stops_after_three_workers(
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request = new_request()
-    stream = await gateway.submit(request, confirmed=True)
+    stream = await gateway.submit(gateway.prepare(request))
     for attempt in (1, 2, 3):
         await eventually(lambda: client.exists(KEYS.queue("org_1")))
         [taken] = await take(worker)
@@ -472,8 +445,8 @@ async def test_a_draining_worker_returns_requests_without_counting_an_attempt(
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request, running = new_request("req_waiting"), new_request("req_running")
-    await gateway.submit(request, confirmed=True)
-    await gateway.submit(running, confirmed=True)
+    await gateway.submit(gateway.prepare(request))
+    await gateway.submit(gateway.prepare(running))
     await take(worker)
     worker.publish({"node-1": step_of(new_frame(running, 0, (1,)))})
     worker.give_back(worker.held)
@@ -490,8 +463,8 @@ async def test_requests_of_a_dead_node_are_dropped_and_stopped(
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     running, waiting = new_request("req_running", key=0.0), new_request("req_waiting")
-    await gateway.submit(running, confirmed=True)
-    await gateway.submit(waiting, confirmed=True)
+    await gateway.submit(gateway.prepare(running))
+    await gateway.submit(gateway.prepare(waiting))
     await take(worker, 1)
     await gateway.stop()
     client.delete(KEYS.prefix + "swept")
@@ -512,7 +485,7 @@ async def test_a_node_is_not_dead_because_redis_forgot_it(
     client.set(KEYS.born, 1)
     assert worker.dead_nodes(["node-1"]) == {"node-1"}
     gateway = await started(new_gateway)
-    await gateway.submit(new_request(), confirmed=True)
+    await gateway.submit(gateway.prepare(new_request()))
     assert worker.dead_nodes(["node-1", "node-2"]) == {"node-2"}
 
 
@@ -524,7 +497,7 @@ async def test_frames_that_do_not_continue_the_stream_are_had_again(
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request = new_request()
-    stream = await gateway.submit(request, confirmed=True)
+    stream = await gateway.submit(gateway.prepare(request))
     await take(worker)
     frames = [new_frame(request, 0, (1,)), new_frame(request, first_index, token_ids)]
     worker.publish({"node-1": step_of(*frames)})
@@ -542,7 +515,7 @@ async def test_a_replaced_attempt_is_told_to_stop(
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request = new_request()
-    await gateway.submit(request, confirmed=True)
+    await gateway.submit(gateway.prepare(request))
     await take(worker)
     worker.publish({"node-1": step_of(new_frame(request, 1, (2,)))})
     control: list[object] = []
@@ -557,7 +530,7 @@ async def test_an_attempt_from_the_beginning_is_heard_from_where_the_last_one_st
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request = new_request()
-    stream = await gateway.submit(request, confirmed=True)
+    stream = await gateway.submit(gateway.prepare(request))
     await take(worker)
     worker.publish({"node-1": step_of(new_frame(request, 0, (1, 2)))})
     # As after a wipe in which the worker did not learn that its first frame had left.
@@ -570,7 +543,7 @@ async def test_an_attempt_from_the_beginning_is_heard_from_where_the_last_one_st
 async def test_a_repeated_message_is_heard_once(new_gateway: Gateways, new_worker: Workers) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request = new_request()
-    stream = await gateway.submit(request, confirmed=True)
+    stream = await gateway.submit(gateway.prepare(request))
     await take(worker)
     for _ in range(2):
         worker.publish({"node-1": step_of(new_frame(request, 0, (1, 2)))})
@@ -581,7 +554,7 @@ async def test_a_repeated_message_is_heard_once(new_gateway: Gateways, new_worke
 async def test_every_choice_ends_by_itself(new_gateway: Gateways, new_worker: Workers) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request = new_request(num_choices=2)
-    stream = await gateway.submit(request, confirmed=True)
+    stream = await gateway.submit(gateway.prepare(request))
     await take(worker)
     worker.publish(
         {
@@ -605,8 +578,8 @@ async def test_running_work_survives_a_wiped_redis(
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     talking, silent = new_request("req_talking"), new_request("req_silent")
-    streams = [await gateway.submit(talking, confirmed=True)]
-    streams.append(await gateway.submit(silent, confirmed=True))
+    streams = [await gateway.submit(gateway.prepare(talking))]
+    streams.append(await gateway.submit(gateway.prepare(silent)))
     await take(worker)
     worker.heartbeat(new_heartbeat())
     worker.publish({"node-1": step_of(new_frame(talking, 0, (1,)))})
@@ -634,7 +607,7 @@ async def test_a_waiting_request_survives_a_wiped_redis(
     gateway = new_gateway("node-1", settings)
     await gateway.start()
     worker = new_worker()
-    stream = await gateway.submit(new_request(), confirmed=True)
+    stream = await gateway.submit(gateway.prepare(new_request()))
     await eventually(lambda: client.zscore(KEYS.prefix + "nodes", "node-1"))
     await asyncio.sleep(0.1)
     client.flushall()
@@ -649,12 +622,12 @@ async def test_a_worker_that_reclaims_takes_its_request_out_of_the_queue(
 ) -> None:
     gateway, worker, other = await started(new_gateway), new_worker(), new_worker("other")
     request = new_request()
-    await gateway.submit(request, confirmed=True)
+    await gateway.submit(gateway.prepare(request))
     await take(worker)
     worker.renew(worker.held)
     client.flushall()
     await asyncio.sleep(0.002)
-    await gateway._submit(gateway._link(MODEL), request, confirmed=True)
+    await gateway._send(gateway._link(MODEL), gateway.prepare(request))
     assert worker.renew(worker.held) == {}
     assert await take(other) == []
     assert client.zcard(KEYS.prefix + "lease") == 1
@@ -665,7 +638,7 @@ async def test_a_worker_is_told_to_stop_what_nobody_listens_to(
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
     request = new_request()
-    stream = await gateway.submit(request, confirmed=True)
+    stream = await gateway.submit(gateway.prepare(request))
     await take(worker)
     gateway._link(MODEL).streams.clear()
     worker.publish({"node-1": step_of(new_frame(request, 0, (1,)))})
@@ -679,7 +652,7 @@ async def test_positions_count_the_turns_of_the_other_tenants(new_gateway: Gatew
     requests = [new_request(f"req_a{i}", tenant="a", key=float(i)) for i in range(5)]
     requests += [new_request(f"req_b{i}", tenant="b", key=float(i)) for i in range(2)]
     for request in requests:
-        await gateway.submit(request, confirmed=True)
+        await gateway.submit(gateway.prepare(request))
     await asyncio.sleep(0.2)  # a place may be as old as one announcement
     first, last = await gateway.position(requests[0]), await gateway.position(requests[4])
     assert (first.position, first.num_own_ahead) == (1, 0)
@@ -693,7 +666,7 @@ async def test_an_expected_wait_follows_from_the_pace_of_the_queue(
     gateway, worker = await started(new_gateway), new_worker()
     requests = [new_request(f"req_{i}", key=float(i)) for i in range(40)]
     for request in requests:
-        await gateway.submit(request, confirmed=True)
+        await gateway.submit(gateway.prepare(request))
     for _ in range(10):
         await take(worker, 1)
         await asyncio.sleep(0.05)
@@ -727,9 +700,9 @@ async def test_a_redis_that_forgot_the_scripts_gets_them_again(
     new_gateway: Gateways, new_worker: Workers, client: redis.Redis
 ) -> None:
     gateway, worker = await started(new_gateway), new_worker()
-    await gateway.submit(new_request("req_1"), confirmed=True)
+    await gateway.submit(gateway.prepare(new_request("req_1")))
     client.script_flush()
-    await gateway.submit(new_request("req_2"), confirmed=True)
+    await gateway.submit(gateway.prepare(new_request("req_2")))
     client.script_flush()
     assert len(await take(worker)) == 2
 
@@ -742,7 +715,7 @@ async def test_an_unreachable_queue_is_our_fault_and_said_in_time() -> None:
     gateway = GatewayBroker(connection, "node-1", settings=settings)
     await gateway.start()
     with pytest.raises(ModelUnavailable):
-        await asyncio.wait_for(gateway.submit(new_request(), confirmed=True), 5)
+        await asyncio.wait_for(gateway.submit(gateway.prepare(new_request())), 5)
     assert gateway.num_streams == 0
     await gateway.stop()
     await connection.aclose()
@@ -750,11 +723,11 @@ async def test_an_unreachable_queue_is_our_fault_and_said_in_time() -> None:
 
 async def test_a_full_redis_is_our_fault(new_gateway: Gateways, client: redis.Redis) -> None:
     gateway = await started(new_gateway)
-    await gateway.submit(new_request("req_1"), confirmed=True)
+    await gateway.submit(gateway.prepare(new_request("req_1")))
     client.config_set("maxmemory", "1")
     try:
         with pytest.raises(ModelUnavailable):
-            await gateway.submit(new_request("req_2"), confirmed=True)
+            await gateway.submit(gateway.prepare(new_request("req_2")))
     finally:
         client.config_set("maxmemory", "0")
 
@@ -763,14 +736,14 @@ async def test_a_node_has_a_limit_of_streams(new_gateway: Gateways) -> None:
     gateway = new_gateway("node-1", SETTINGS.model_copy(update={"streams_limit": 2}))
     await gateway.start()
     for i in range(2):
-        await gateway.submit(new_request(f"req_{i}"), confirmed=True)
+        await gateway.submit(gateway.prepare(new_request(f"req_{i}")))
     with pytest.raises(ModelUnavailable):
-        await gateway.submit(new_request("req_2"), confirmed=True)
+        await gateway.submit(gateway.prepare(new_request("req_2")))
 
 
 async def test_a_stopping_gateway_ends_its_streams(new_gateway: Gateways) -> None:
     gateway = await started(new_gateway)
-    stream = await gateway.submit(new_request(), confirmed=True)
+    stream = await gateway.submit(gateway.prepare(new_request()))
     await gateway.stop()
     with pytest.raises(RequestLost):
         await anext(stream)
@@ -782,7 +755,7 @@ async def test_a_thousand_streams_share_three_connections(
     gateway, worker = await started(new_gateway), new_worker()
     requests = [new_request(f"req_{i}", tenant=f"org_{i % 50}") for i in range(1000)]
     streams = await asyncio.gather(
-        *(gateway.submit(request, confirmed=True) for request in requests)
+        *(gateway.submit(gateway.prepare(request)) for request in requests)
     )
     taken = await take(worker, 2000)
     assert len(taken) == 1000

@@ -86,9 +86,9 @@ async def test_waiting_and_running_requests_survive_a_redis_that_dies(tmp_path: 
     server = RestartableRedis(tmp_path)
     async with running(server) as (gateway, worker):
         speaking = new_request("req_speaking", key=0.0)
-        streams = [await gateway.submit(speaking, confirmed=True)]
+        streams = [await gateway.submit(gateway.prepare(speaking))]
         await take_patiently(worker, 1)
-        streams.append(await gateway.submit(new_request("req_waiting"), confirmed=True))
+        streams.append(await gateway.submit(gateway.prepare(new_request("req_waiting"))))
         await asyncio.to_thread(worker.renew, worker.held)
         await asyncio.to_thread(worker.publish, {"node-1": step_of(new_frame(speaking, 0, (1,)))})
         assert (await anext(streams[0])).token_ids == (1,)
@@ -98,7 +98,7 @@ async def test_waiting_and_running_requests_survive_a_redis_that_dies(tmp_path: 
         with pytest.raises(BrokerUnreachable):
             await asyncio.to_thread(worker.renew, worker.held)
         with pytest.raises(ModelUnavailable):
-            await gateway.submit(new_request("req_refused"), confirmed=True)
+            await gateway.submit(gateway.prepare(new_request("req_refused")))
         server.start()
 
         # The worker announces what it runs, the gateway what waits.

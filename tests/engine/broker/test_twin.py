@@ -20,7 +20,7 @@ from engine.broker.twin import BrokerTwin, LostRequest, TwinRequest
 from engine.messages import Cancel, ControlMessage, EndChoice, Extend, StepFrames
 
 AGES = 10**9
-SETTINGS = BrokerSettings(lease_ms=AGES, unconfirmed_ms=AGES, node_ms=AGES, request_ms=AGES)
+SETTINGS = BrokerSettings(lease_ms=AGES, node_ms=AGES, request_ms=AGES)
 IDS = st.sampled_from([f"r{i}" for i in range(8)])
 TENANTS = st.sampled_from(["a", "b", "c"])
 WORKERS = st.sampled_from(["w1", "w2"])
@@ -58,7 +58,6 @@ class TwinMachine(RuleBasedStateMachine):
         key=st.sampled_from([0.0, 0.25, 1e9 + 0.1]),
         weight=st.sampled_from([0.5, 1.0, 3.0]),
         work_s=SECONDS,
-        confirmed=st.booleans(),
         is_again=st.booleans(),
     )
     def submit(
@@ -69,7 +68,6 @@ class TwinMachine(RuleBasedStateMachine):
         key: float,
         weight: float,
         work_s: float,
-        confirmed: bool,
         is_again: bool,
     ) -> None:
         attempt = self.attempt_of(request_id) + is_again
@@ -83,16 +81,10 @@ class TwinMachine(RuleBasedStateMachine):
             repr(weight),
             repr(work_s),
             attempt,
-            int(confirmed),
-            *(AGES, AGES, AGES),
+            *(AGES, AGES),
             f"body of {request_id}",
         )
-        assert bool(answer) == self.twin.submit(request, confirmed=confirmed)
-
-    @rule(request_id=IDS, authorized=FENCES)
-    def confirm(self, request_id: str, authorized: int) -> None:
-        answer = self.run_script(scripts.CONFIRM, request_id, authorized)
-        assert bool(answer) == self.twin.confirm(request_id, authorized)
+        assert bool(answer) == self.twin.submit(request)
 
     @rule(request_id=IDS, authorized=FENCES)
     def extend(self, request_id: str, authorized: int) -> None:
@@ -158,10 +150,9 @@ class TwinMachine(RuleBasedStateMachine):
 
     @rule(request_id=IDS)
     def let_a_deadline_pass(self, request_id: str) -> None:
-        for name, heap in (("lease", self.twin.leases), ("unconfirmed", self.twin.unconfirmed)):
-            if heap.score(request_id) is not None:
-                heap.add(request_id, 0.0)
-                self.client.zadd(self.keys.prefix + name, {request_id: 0.0})
+        if self.twin.leases.score(request_id) is not None:
+            self.twin.leases.add(request_id, 0.0)
+            self.client.zadd(self.keys.prefix + "lease", {request_id: 0.0})
 
     @rule(node=NODES)
     def kill_a_node(self, node: str) -> None:
@@ -189,11 +180,7 @@ class TwinMachine(RuleBasedStateMachine):
         for tenant in ("a", "b", "c"):
             queue = twin.queues[tenant].items() if tenant in twin.queues else {}
             assert self.scores(f"q:{tenant}") == queue
-        for name, heap in (
-            ("lease", twin.leases),
-            ("unconfirmed", twin.unconfirmed),
-            ("nodes", twin.nodes),
-        ):
+        for name, heap in (("lease", twin.leases), ("nodes", twin.nodes)):
             assert self.scores(name).keys() == heap.items().keys()
         assert int(self.client.get(prefix + "taken") or 0) == twin.num_taken
 
