@@ -36,6 +36,7 @@ from common.clock import Clock, utc_now_us
 from common.db import TRUSTED_FOR_S, Sessions
 from common.errors import PlatformError
 from common.kept_connection import KeptConnection
+from common.patience import Patience
 from common.round_trip import beginning_late
 
 __all__ = [
@@ -103,6 +104,7 @@ class HoldWriter:
         *,
         max_group: int = 128,
         settle_patience_s: float = 60.0,
+        rest_after_s: float = TRUSTED_FOR_S,
         clock: Clock = utc_now_us,
     ) -> None:
         self._kept = KeptConnection(beginning_late(sessions))
@@ -112,6 +114,7 @@ class HoldWriter:
         self._prices = PriceCache()
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
+        self._rest_after = Patience(rest_after_s)
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
         self._num_passes = 0
@@ -234,9 +237,8 @@ class HoldWriter:
     async def _arrival(self) -> None:
         """Until there is something to do; whoever rests for long needs no connection."""
         if self._kept.is_held and not self._arrived.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TRUSTED_FOR_S):
-                    await self._arrived.wait()
+            with suppress(TimeoutError), self._rest_after:
+                await self._arrived.wait()
             if not self._arrived.is_set():
                 await self._kept.give_back()
         await self._arrived.wait()

@@ -25,6 +25,7 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
+from common.patience import Patience
 from engine.broker.scripts import Argument, Call, Script
 from engine.broker.settings import BrokerSettings
 from engine.broker.wire import Wire
@@ -49,6 +50,7 @@ class Commands:
     def __init__(self, redis: Redis, settings: BrokerSettings) -> None:
         self._wire = Wire(redis)
         self._settings = settings
+        self._patience = Patience(settings.patience_s)
         self._pending: deque[_Pending] = deque()
         self._arrived = asyncio.Event()
 
@@ -82,7 +84,7 @@ class Commands:
     async def _serve(self, batch: list[_Pending]) -> None:
         """One round trip, repeated until Redis answers or patience ends: every script may."""
         try:
-            async with asyncio.timeout(self._settings.patience_s):
+            with self._patience:
                 answers = await self._execute_patiently([pending.call for pending in batch])
         except TimeoutError:
             self._fail(batch, ModelUnavailable("the queue does not answer"))

@@ -16,6 +16,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from common.patience import Patience
 from engine.broker import scripts
 from engine.broker.commands import Commands
 from engine.broker.keys import MODELS, Keys
@@ -121,8 +122,8 @@ class GatewayBroker:
         ]
         if goodbyes:
             await asyncio.wait(goodbyes, timeout=1.0)
-        # NOTE: again and again, because one cancellation can get lost: redis-py sends with
-        # `asyncio.wait_for`, which swallows one that comes just as the sending is done (Python 3.11).
+        # NOTE: again and again, because one cancellation can get lost: redis-py shakes hands with
+        # `asyncio.wait_for`, which swallows one that comes just as a sending is done (Python 3.11).
         while self._tasks:
             for task in self._tasks:
                 task.cancel()
@@ -315,12 +316,14 @@ class GatewayBroker:
     async def _read_on(self, link: _Link, wire: Wire) -> None:
         stream = link.keys.frames(self.node)
         asking = ("XREAD", "COUNT", READ_LIMIT, "BLOCK", READ_BLOCK_MS, "STREAMS", stream)
+        patience = Patience(READ_BLOCK_MS / 1_000 + self._settings.patience_s)
         has_read_all = True
         while True:
             if has_read_all:
                 link.read_since = asyncio.get_running_loop().time()
             try:
-                (answer,) = await wire.round_trip([(*asking, link.last_id)])
+                with patience:
+                    (answer,) = await wire.round_trip([(*asking, link.last_id)])
                 if isinstance(answer, RedisError):
                     raise answer
             except (RedisError, OSError) as error:

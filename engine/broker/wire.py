@@ -18,11 +18,15 @@ from engine.broker.scripts import Argument
 
 
 class Wire:
-    """For one task: one round trip at a time."""
+    """For one task: one round trip at a time, for as long as its caller has patience.
+
+    redis-py's own limit of time costs a task for each sending and a timer for each reading.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._pool = redis.connection_pool
         self._connection: AbstractConnection | None = None
+        self._timeout_of_pool: float | None = None
 
     async def round_trip(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
         """What each of `commands` came to: its answer, or the ResponseError that Redis answers.
@@ -30,9 +34,11 @@ class Wire:
         Raises redis-py's ConnectionError and TimeoutError; then nobody knows what was executed, and
         the next round trip connects anew.
         """
-        if self._connection is None:
-            self._connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]  # theirs
         connection = self._connection
+        if connection is None:
+            connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]  # theirs
+            self._timeout_of_pool, connection.socket_timeout = connection.socket_timeout, None
+            self._connection = connection
         try:
             packed = connection.pack_commands(commands)
             await connection.send_packed_command(packed, check_health=False)
@@ -46,6 +52,7 @@ class Wire:
         """Hang up; harmless at any time."""
         connection, self._connection = self._connection, None
         if connection is not None:
+            connection.socket_timeout = self._timeout_of_pool
             await connection.disconnect(nowait=True)
             await self._pool.release(connection)
 

@@ -158,16 +158,16 @@ async def test_nobody_else_waits_for_what_gathers(
     assert (await gathering).charge_nano_usd == COST
 
 
-async def test_a_writer_that_rests_needs_no_connection(
-    books: Books, writer: HoldWriter, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(holds, "TRUSTED_FOR_S", 0.02)
+async def test_a_writer_that_rests_needs_no_connection(books: Books, sessions: Sessions) -> None:
+    writer = HoldWriter(sessions, rest_after_s=0.02)
+    await writer.start()
     pool = sessions.kw["bind"].pool
     for _ in range(2):
         await writer.admit(books.admit())
         assert pool.checkedout() == 1
         await asyncio.sleep(0.1)
         assert pool.checkedout() == 0
+    await writer.stop()
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])
