@@ -95,16 +95,12 @@ class Generation:
 
         Nothing is raised: whatever happened, the books are closed before anybody hears of it.
         """
+        self._interruptible = asyncio.current_task()
         try:
-            # Not to be interrupted: what is held and queued must be known before it can be released.
             self._placement = await place(self._services, self._order)
-            if self._abort_outcome is not None:
-                return self._abort_outcome, None
-            self._interruptible = asyncio.current_task()
             await self._follow(self._placement, answer)
         except asyncio.CancelledError:
-            if self._interruptible is None:
-                raise  # by nobody's `abort`: the process ends
+            assert self._interruptible is not None
             self._interruptible.uncancel()
             return self._abort_outcome or PLATFORM_FAULT, None
         except (ClientGone, StructureRefused) as ended:

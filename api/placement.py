@@ -14,7 +14,7 @@ from api.catalogue import Listing
 from api.dependencies import Services
 from api.outputs.reading import PLAIN, Reading
 from api.prompt_scoring import NO_SCORING, ScoringWish
-from billing.hold_operations import AdmitHold, Hold, Owner
+from billing.hold_operations import AdmitHold, Hold, Outcome, Owner
 from engine.broker.gateway import GatewayBroker, Submission
 from engine.broker.stream import RequestStream
 from engine.cost_model import UNCALIBRATED, queue_price
@@ -75,7 +75,8 @@ class Placement:
 async def place(services: Services, order: Order) -> Placement:
     """Hold the credit of the first slice, then queue the request; all of it, or nothing.
 
-    Raises InsufficientCredit, KeyRevoked, OrganizationFrozen, ModelUnavailable.
+    Whoever is cancelled meanwhile leaves nothing behind. Raises InsufficientCredit, KeyRevoked,
+    OrganizationFrozen, ModelUnavailable.
     """
     cost_model = await cost_model_of(services, order.listing.model.name) or UNCALIBRATED
     admitting = services.hold_writer.begin(_hold_request(services, order))
@@ -89,8 +90,10 @@ async def place(services: Services, order: Order) -> Placement:
         raise
     try:
         stream = await services.broker.submit(_within(hold, submission, services.broker))
-    except BaseException:
-        services.running.start(_void(services, hold, order.owner))
+    except BaseException as error:
+        is_aborted = isinstance(error, asyncio.CancelledError)
+        outcome: Outcome = "aborted" if is_aborted else "platform_fault"
+        services.running.start(_void(services, hold, outcome, order.owner))
         raise
     request = stream.request
     services.prefixes.note(request.tenant, request.model, request.prompt_token_ids)
@@ -158,6 +161,6 @@ def _first_slice(services: Services, order: Order) -> int:
     return min(order.max_tokens, services.billing_settings.slice_tokens)
 
 
-async def _void(services: Services, hold: Hold, owner: Owner) -> None:
-    """Release a hold whose request was never queued."""
-    await services.hold_writer.void(hold.request_id, hold.epoch, "platform_fault", owner=owner)
+async def _void(services: Services, hold: Hold, outcome: Outcome, owner: Owner) -> None:
+    """Release a hold whose request was not queued, or has been withdrawn at once."""
+    await services.hold_writer.void(hold.request_id, hold.epoch, outcome, owner=owner)

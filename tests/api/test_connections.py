@@ -10,8 +10,10 @@ import httpx
 import pytest
 
 from billing import usage
+from billing.holds import HoldWriter
 from billing.money import cost
 from common.db import read_only
+from engine.broker.gateway import GatewayBroker
 from tests.api.conftest import MODEL, Platform, Populated, open_platform, serving
 from tests.api.fake_worker import Script
 
@@ -103,6 +105,36 @@ async def test_a_hang_up_before_the_first_token_is_free(platform: Platform, base
     await worker_is_idle_within(platform, 1.0)
     assert await platform.settled() == before
     assert await outcomes(platform) == [("aborted", 0)]
+
+
+@pytest.mark.parametrize("step", [(HoldWriter, "_transact"), (GatewayBroker, "_send")])
+async def test_a_hang_up_while_it_is_placed_leaves_nothing(
+    platform: Platform, base_url: str, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str]
+) -> None:
+    """The database, or the queue, takes its time; the client does not wait for it."""
+    owner, name = step
+    begun, goes_on, do = asyncio.Event(), asyncio.Event(), getattr(owner, name)
+
+    async def slowly(*arguments: object) -> object:
+        begun.set()
+        await goes_on.wait()
+        return await do(*arguments)
+
+    before = await platform.balance()
+    monkeypatch.setattr(owner, name, slowly)
+
+    async def has_begun() -> bool:
+        return begun.is_set()
+
+    await hang_up_when(platform, base_url, has_begun)
+    async with asyncio.timeout(1):
+        while len(platform.services.running):
+            await asyncio.sleep(0.01)
+    goes_on.set()
+    assert await platform.settled() == before
+    assert platform.worker.requests == []
+    assert platform.services.broker.num_streams == 0
+    assert {outcome for outcome, _ in await outcomes(platform)} <= {"aborted"}
 
 
 async def test_a_hang_up_in_the_queue_withdraws_the_request(
