@@ -113,6 +113,17 @@ def test_a_ratio_above_one_says_that_we_are_better() -> None:
     ]
 
 
+def test_a_highest_rate_is_compared_by_what_is_certain() -> None:
+    """The peer's lies below the lowest rate that it failed at, wherever that is."""
+    known = [cell("ours", 0.9, rate=1.5), cell("ours", 1.1, rate=2), cell("vllm_tuned", 3, rate=1)]
+    figures, _ = figures_of(Results.of(known), [AGAINST], None)
+    assert figures["max_rate_ttft_1s_ratio_bf16"] == pytest.approx(1.5)
+    _, missing = figures_of(
+        Results.of([*known[:2], cell("vllm_tuned", 0.5, rate=1)]), [AGAINST], None
+    )
+    assert "max_rate_ttft_1s_ratio_bf16" in missing
+
+
 def test_only_seeds_that_both_have_are_compared() -> None:
     results = Results.of([cell("ours", 0.1), cell("ours", 9, seed=2), cell("vllm_tuned", 0.2)])
     assert figures_of(results, [AGAINST], None)[0]["ttft_p50_ratio_bf16_at_3rps"] == 2

@@ -122,18 +122,19 @@ def _wanted(
     pair = results.pair("mixed", rate_90, comparison.ours, comparison.peer) if rate_90 else None
     for name in ("ttft_p50", "ttft_p99"):
         wanted[f"{prefix}{name}_ratio_{precision}_mixed_90"] = _faster(pair, LATENCIES[name])
-    highest = [
-        bracket(results.of_contestant(name, "chat")) for name in (comparison.ours, comparison.peer)
-    ]
-    ends = [holding if failing is not None else None for holding, failing in highest]
-    wanted[f"{prefix}max_rate_ttft_1s_ratio_{precision}"] = (
-        ends[0] / ends[1] if ends[0] and ends[1] else None
-    )
+    wanted[f"{prefix}max_rate_ttft_1s_ratio_{precision}"] = _least_rate_gain(results, comparison)
     pair = results.pair("chat", BURST, comparison.ours, comparison.peer)
     wanted[f"{prefix}burst_throughput_ratio_{precision}"] = (
         pair[0].requests_per_s / pair[1].requests_per_s if pair else None
     )
     return wanted
+
+
+def _least_rate_gain(results: Results, comparison: Comparison) -> float | None:
+    """How much higher our highest rate is at least: one that we hold, by one that the peer does not."""
+    holding, _ = bracket(results.of_contestant(comparison.ours, "chat"))
+    _, failing = bracket(results.of_contestant(comparison.peer, "chat"))
+    return holding / failing if holding and failing else None
 
 
 def _least_tpot(results: Results, comparison: Comparison) -> float | None:
