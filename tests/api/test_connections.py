@@ -9,6 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from api.conversation import Conversation
+from api.tokenizers import LoadedTokenizer
 from billing import usage
 from billing.holds import HoldWriter
 from billing.money import cost
@@ -105,6 +107,32 @@ async def test_a_hang_up_before_the_first_token_is_free(platform: Platform, base
     await worker_is_idle_within(platform, 1.0)
     assert await platform.settled() == before
     assert await outcomes(platform) == [("aborted", 0)]
+
+
+async def test_a_hang_up_while_its_prompt_is_tokenized_holds_nothing(
+    platform: Platform, base_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on, do = asyncio.Event(), asyncio.Event(), LoadedTokenizer.encode_chat
+    left, held = asyncio.Event(), []
+
+    async def slowly(self: LoadedTokenizer, conversation: Conversation) -> list[int]:
+        begun.set()
+        await goes_on.wait()
+        left.set()
+        return await do(self, conversation)
+
+    async def has_begun() -> bool:
+        return begun.is_set()
+
+    monkeypatch.setattr(LoadedTokenizer, "encode_chat", slowly)
+    monkeypatch.setattr(HoldWriter, "begin", lambda self, admit: held.append(admit))
+    await hang_up_when(platform, base_url, has_begun)
+    await asyncio.sleep(0.1)
+    goes_on.set()
+    await left.wait()
+    await asyncio.sleep(0.1)
+    assert held == []
+    assert len(platform.services.running) == 0
 
 
 @pytest.mark.parametrize("step", [(HoldWriter, "_transact"), (GatewayBroker, "_send")])

@@ -158,6 +158,22 @@ async def test_nobody_else_waits_for_what_gathers(
     assert (await gathering).charge_nano_usd == COST
 
 
+async def test_a_crowd_is_gone_through_in_parts_and_nobody_is_left_out(
+    books: Books, writer: HoldWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holds, "LOOK_LIMIT", 3)
+    arrived = [writer.begin(books.admit(output=1)) for _ in range(10)]
+    ended: list[int] = []
+    for position, admitting in enumerate(arrived):
+        admitting.add_done_callback(lambda _, position=position: ended.append(position))
+    assert len(writer._next_group()) == 3
+    assert len(writer._waiting) == 7
+    await asyncio.gather(*arrived[3:])
+    assert ended == list(range(3, 10)), "in the order in which they came"
+    for admitting in arrived[:3]:
+        writer.abandon(admitting)
+
+
 async def test_a_writer_that_rests_needs_no_connection(books: Books, sessions: Sessions) -> None:
     writer = HoldWriter(sessions, rest_after_s=0.02)
     await writer.start()
